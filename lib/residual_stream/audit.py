@@ -1,0 +1,169 @@
+r"""Does the ledger add up? Replay, float64 sum with a rounding bound, and every block on its own.
+
+The model adds its writes one after another in its own dtype, so each of its :math:`n` additions
+rounds once. With unit roundoff :math:`u` (half a machine epsilon) and computed partial sums
+:math:`\hat s_k`, the computed sum satisfies, in every coordinate,
+
+.. math:: |\hat s_n - \sum_k w_k| \le u \sum_{k=1}^{n} |\hat s_k|,
+
+because :math:`\mathrm{fl}(a+b) = (a+b)/(1+\delta)` with :math:`|\delta| \le u` (Higham 2002,
+*Accuracy and Stability of Numerical Algorithms*, sections 2.2 and 4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class LedgerError(RuntimeError):
+    """The recorded writes do not add up to the model's own stream."""
+
+
+@dataclass(frozen=True)
+class BlockAudit:
+    """One stage of the model: its own input plus its recorded writes, against its own output.
+
+    Attributes:
+        name: The stage in words, for example ``"block 3 (LlamaDecoderLayer)"``.
+        layer: The block, −1 for the embedding stage.
+        error: Largest difference between input plus writes and output, in the units of the stream.
+        scale: Largest entry of the stage's writes, for comparison.
+    """
+
+    name: str
+    layer: int
+    error: float
+    scale: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether the stage closes to the bit."""
+        return self.error == 0.0
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of :meth:`residual_stream.ResidualStream.audit`.
+
+    Attributes:
+        replay_error: Largest difference between the model's own top of the stream and the writes
+            added in the model's order and dtype. 0.0 means equal to the bit.
+        sum_error: Largest difference between the model's own top and the float64 sum of the writes.
+        bound: Largest rounding bound over the coordinates (see the module's formula).
+        within_bound: Whether the float64 sum is inside the bound in every coordinate.
+        blocks: Every stage on its own, as measured while the stream was recorded.
+        dtype: The dtype the model adds in.
+    """
+
+    replay_error: float
+    sum_error: float
+    bound: float
+    within_bound: bool
+    blocks: tuple[BlockAudit, ...]
+    dtype: torch.dtype
+
+    @property
+    def open_blocks(self) -> tuple[BlockAudit, ...]:
+        """The stages that do not close."""
+        return tuple(block for block in self.blocks if not block.ok)
+
+    @property
+    def ok(self) -> bool:
+        """Replay exact, sum within its bound, and every block closed."""
+        return self.replay_error == 0.0 and self.within_bound and not self.open_blocks
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: that the ledger closes, or where it does not."""
+        if self.ok:
+            return f"the ledger closes: {len(self.blocks)} stages, each to the bit"
+        if self.open_blocks:
+            first = self.open_blocks[0]
+            more = len(self.open_blocks) - 1
+            also = f", and {more} more" if more else ""
+            return (
+                f"the ledger does not close at {first.name}: its output differs from its input "
+                f"plus its recorded writes by up to {first.error:.3g} (largest write there "
+                f"{first.scale:.3g}){also}; something else writes to the stream, or the block is "
+                "wired differently than this library reads it"
+            )
+        return (
+            "every block closed when it was recorded, but the writes held now do not add up to "
+            f"the model's top (off by up to {self.replay_error:.3g}): a write was changed or lost"
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """Every stage as a row: name, layer, error, scale."""
+        return pd.DataFrame(
+            [(b.name, b.layer, b.error, b.scale) for b in self.blocks],
+            columns=["stage", "layer", "error", "largest write"],
+        )
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        closed = len(self.blocks) - len(self.open_blocks)
+        dtype = str(self.dtype).removeprefix("torch.")
+        return [
+            (f"replay in {dtype}, in order", f"{self.replay_error:.3g}", "0, to the bit"),
+            ("sum in float64", f"{self.sum_error:.3g}", f"≤ {self.bound:.3g}, the rounding bound"),
+            ("stages closed on their own", f"{closed} of {len(self.blocks)}", "all"),
+        ]
+
+    def __str__(self) -> str:
+        """The three checks as a table, and the verdict."""
+        rows = [("check", "measured", "required"), *self._rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+                 for row in rows]  # fmt: skip
+        return "\n".join([*lines, self.verdict])
+
+    __repr__ = __str__
+
+    def _repr_markdown_(self) -> str:
+        rows = "\n".join(f"| {a} | {b} | {c} |" for a, b, c in self._rows())
+        return f"| check | measured | required |\n|---|---|---|\n{rows}\n\n{self.verdict}"
+
+
+def audit_ledger(
+    writes: Float[Tensor, "write batch pos d_model"],
+    top: Float[Tensor, "batch pos d_model"],
+    blocks: Sequence[BlockAudit],
+) -> Audit:
+    """Audit a ledger of writes against the model's own top of the stream.
+
+    Args:
+        writes: The writes in the order made, in the model's dtype.
+        top: The model's own stream at the input of its final norm.
+        blocks: Every stage's own closure, measured during the forward pass.
+
+    Returns:
+        The audit.
+
+    Example:
+        >>> writes = torch.tensor([1.0, 1e-8]).reshape(2, 1, 1, 1)
+        >>> audit = audit_ledger(writes, torch.ones(1, 1, 1), [])
+        >>> audit.replay_error, audit.sum_error <= audit.bound, audit.ok
+        (0.0, True, True)
+    """
+    unit_roundoff = torch.finfo(writes.dtype).eps / 2
+    replayed = writes[0].clone()
+    exact = writes[0].double()
+    bound = torch.zeros_like(exact)
+    for write in writes[1:]:
+        replayed += write
+        exact += write.double()
+        bound += unit_roundoff * replayed.double().abs()
+    error = (exact - top.double()).abs()
+    return Audit(
+        replay_error=(replayed.double() - top.double()).abs().max().item(),
+        sum_error=error.max().item(),
+        bound=bound.max().item(),
+        within_bound=bool((error <= bound).all()),
+        blocks=tuple(blocks),
+        dtype=writes.dtype,
+    )

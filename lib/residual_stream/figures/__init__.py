@@ -1,0 +1,9 @@
+"""Figures: functions that take results and return a matplotlib figure.
+
+One palette for the whole book (:mod:`.style`): what a colour stands for never changes.
+"""
+
+from . import bus, style
+from .style import PALETTE
+
+__all__ = ["PALETTE", "bus", "style"]

@@ -1,0 +1,103 @@
+"""The look of every figure: one palette, opaque background, readable in print.
+
+The hues are Okabe and Ito's (2008), told apart with any common colour blindness; what each stands
+for is fixed for the whole book.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+PALETTE: dict[str, str] = {
+    "embed": "#009E73",
+    "attn": "#0072B2",
+    "mlp": "#D55E00",
+    "parallel": "#8C5A2B",
+    "stream": "#2B2B2B",
+    "norm": "#CC79A7",
+    "position 0": "#E69F00",
+    "other": "#8A8A8A",
+}
+PALETTE["pos_embed"] = "#56B4E9"
+
+Parameters = ParamSpec("Parameters")
+
+# Diverging around zero, blue to vermilion through white.
+DIVERGING = mpl.colors.LinearSegmentedColormap.from_list(
+    "residual_stream", ["#00466E", "#0072B2", "#F7F7F7", "#D55E00", "#7A3600"]
+)
+SEQUENTIAL = "cividis"
+
+_RC = {
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "savefig.facecolor": "white",
+    "savefig.transparent": False,
+    "figure.dpi": 130,
+    "savefig.dpi": 130,
+    "figure.constrained_layout.use": True,
+    # The fonts that matplotlib ships, so that a figure is the same on every machine.
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.labelsize": 10,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "image.cmap": SEQUENTIAL,
+    "svg.hashsalt": "residual-stream",
+}
+
+
+@contextmanager
+def book_style() -> Iterator[None]:
+    """Apply the book's style inside a ``with`` block, and nothing outside it."""
+    with mpl.rc_context(_RC):
+        yield
+
+
+def styled(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
+    """Make a function that draws a figure draw all of it in the book's style."""
+
+    @wraps(draw)
+    def in_style(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Figure:
+        with book_style():
+            return draw(*args, **kwargs)
+
+    return in_style
+
+
+def panels(
+    rows: int = 1, columns: int = 1, *, width: float = 7.2, height: float = 3.4, **options: object
+) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure and its axes in reading order; call it from a `styled` function.
+
+    Args:
+        rows: Number of rows of axes.
+        columns: Number of columns of axes.
+        width: Width in inches.
+        height: Height in inches.
+        options: Passed to ``matplotlib.figure.Figure.subplots`` (``sharex``, ``width_ratios`` …).
+
+    Returns:
+        The figure and a flat list of its axes.
+    """
+    figure = plt.figure(figsize=(width, height))
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    # The notebook shows the returned figure once; pyplot must not show it a second time.
+    plt.close(figure)
+    return figure, list(axes.flat)
+
+
+def zero_line(ax: Axes, *, vertical: bool = False) -> None:
+    """Draw the line at zero, for quantities whose sign matters."""
+    draw = ax.axvline if vertical else ax.axhline
+    draw(0, color=PALETTE["other"], linewidth=0.8, zorder=0)

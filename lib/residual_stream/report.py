@@ -1,0 +1,114 @@
+"""Sentences written by code: no measured number in the book is typed.
+
+A chapter measures, and hands the values to :class:`Result`, which shows the sentence and carries
+the claim's id and verdict along, for the claims page to collect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+Verdict = Literal["true", "true with a caveat", "wrong as stated"]
+CLAIM_MIME = "application/vnd.residual-stream.claim+json"
+_MARKS = {"true": "✓", "true with a caveat": "◐", "wrong as stated": "✗"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the experiment of one claim found; shows itself in a notebook.
+
+    Attributes:
+        claim: The claim's id, for example ``"B1"``.
+        verdict: ``"true"``, ``"true with a caveat"`` or ``"wrong as stated"``.
+        sentence: What was measured, with values formatted by this module's functions.
+    """
+
+    claim: str
+    verdict: Verdict
+    sentence: str
+
+    def __post_init__(self) -> None:
+        """Refuse a verdict that the book does not know."""
+        if self.verdict not in _MARKS:
+            raise ValueError(
+                f"Result: verdict {self.verdict!r} for claim {self.claim}; it may be "
+                + ", ".join(map(repr, _MARKS))
+            )
+
+    def __str__(self) -> str:
+        """The sentence with its claim and verdict, as plain text."""
+        return f"Result ({self.claim}: {self.verdict}). {self.sentence}"
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        head = f"**Result · {self.claim} · {_MARKS[self.verdict]} {self.verdict}.**"
+        return {
+            "text/plain": str(self),
+            "text/markdown": f"> {head} {self.sentence}",
+            CLAIM_MIME: {
+                "claim": self.claim,
+                "verdict": self.verdict,
+                "sentence": self.sentence,
+            },
+        }
+
+
+def number(value: float | Tensor, digits: int = 3) -> str:
+    """Format a value to ``digits`` significant digits, the thousands separated by a thin space.
+
+    Example:
+        >>> number(0.012345), number(25123.4, 2), number(-3.0, 2)
+        ('0.0123', '25\u2009000', '−3')
+    """
+    value = float(value)
+    if value == 0 or value != value or abs(value) == float("inf"):
+        return f"{value:g}".replace("-", "−")
+    rounded = float(f"{value:.{digits - 1}e}")
+    if abs(rounded) >= 1e7 or abs(rounded) < 1e-4:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        power = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        return f"{mantissa}·10{power}".replace("-", "−")
+    decimals = 0
+    while decimals < 8 and round(rounded, decimals) != rounded:
+        decimals += 1
+    return f"{rounded:,.{decimals}f}".replace(",", "\u2009").replace("-", "−")
+
+
+def percent(share: float | Tensor, digits: int = 2) -> str:
+    """Format a share as a percentage.
+
+    Example:
+        >>> percent(0.8812), percent(0.004)
+        ('88 %', '0.4 %')
+    """
+    return f"{number(100 * float(share), digits)} %"
+
+
+def spread(values: Shaped[Tensor, "..."] | Sequence[float], digits: int = 2) -> str:
+    """Format a sample: its median, and the range of its middle 90 %.
+
+    Example:
+        >>> spread([1.0, 2.0, 3.0])
+        '2 (middle 90 %: 1.1 to 2.9)'
+    """
+    flat = torch.as_tensor(values).detach().flatten().double()
+    low, mid, high = (float(torch.quantile(flat, q)) for q in (0.05, 0.5, 0.95))
+    return f"{number(mid, digits)} (middle 90 %: {number(low, digits)} to {number(high, digits)})"
+
+
+def listing(items: Sequence[object]) -> str:
+    """Join items as a sentence does.
+
+    Example:
+        >>> listing([3, 14, 29])
+        '3, 14 and 29'
+    """
+    words = [str(item) for item in items]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,276 @@
+"""Record what every sublayer writes to the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .audit import Audit, BlockAudit, LedgerError, audit_ledger
+from .inputs import to_positions, to_tokens
+from .wiring import Wiring, read_wiring
+
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ResidualStream:
+    """Everything that was written to the stream in one forward pass, in order.
+
+    Attributes:
+        model: The model that was recorded.
+        tokens: The token ids, all positions.
+        positions: The positions whose stream was kept.
+        writes: What was added, in the model's dtype; ``writes[0]`` is the embedding row.
+        top: The model's own stream at the input of the final norm: the audit holds the writes
+            against it.
+        wiring: Which hook points the writes were read at.
+        blocks: Every stage's closure, measured while recording.
+    """
+
+    model: TransformerBridge
+    tokens: Int[Tensor, "batch seq"]
+    positions: Int[Tensor, " pos"]
+    writes: Float[Tensor, "write batch pos d_model"]
+    top: Float[Tensor, "batch pos d_model"]
+    wiring: Wiring
+    blocks: tuple[BlockAudit, ...] = field(default=())
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the writes: ``["embed", "0_attn_out", "0_mlp_out", ...]``."""
+        return self.wiring.labels
+
+    @property
+    def layers(self) -> list[int]:
+        """The block that made each write, −1 for the embedding's."""
+        return [write.layer for write in self.wiring.writes]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kind of each write: ``embed``, ``pos_embed``, ``attn``, ``mlp``, ``parallel``."""
+        return [write.kind for write in self.wiring.writes]
+
+    @property
+    def str_tokens(self) -> list[list[str]]:
+        """The tokens as text, ``[batch][seq]``."""
+        return [self.model.to_str_tokens(row, prepend_bos=False) for row in self.tokens]
+
+    def index(self, label: str) -> int:
+        """Return the index of the write called ``label``.
+
+        Raises:
+            KeyError: No write has that label.
+        """
+        if label not in self.labels:
+            raise KeyError(
+                f"ResidualStream: no write {label!r}; there are {len(self.labels)}, from "
+                f"{self.labels[0]!r} to {self.labels[-1]!r}"
+            )
+        return self.labels.index(label)
+
+    def write(self, label: str) -> Float[Tensor, "batch pos d_model"]:
+        """Return the write called ``label``."""
+        return self.writes[self.index(label)]
+
+    def partial_sums(self) -> Iterator[Float[Tensor, "batch pos d_model"]]:
+        """Yield the stream after each write, added in the model's order and dtype.
+
+        Each tensor is valid until the next is asked for; clone what you keep.
+        """
+        running = torch.zeros_like(self.writes[0])
+        for index, write in enumerate(self.writes):
+            running = write.clone() if index == 0 else running.add_(write)
+            yield running
+
+    def accumulated(self) -> Float[Tensor, "write batch pos d_model"]:
+        """Return the stream after each write, stacked: as much memory again as the writes."""
+        return torch.stack([partial.clone() for partial in self.partial_sums()])
+
+    def after(self, k: int | str) -> Float[Tensor, "batch pos d_model"]:
+        """Return the stream after the first ``k + 1`` writes, or after the write called ``k``.
+
+        Args:
+            k: 0 for the embedding row alone, up to ``len(labels) - 1``; or a label.
+
+        Returns:
+            The sum in the model's order and dtype: equal to the bit to what the model held there.
+
+        Raises:
+            IndexError: ``k`` is out of range.
+            KeyError: No write is called ``k``.
+        """
+        index = self.index(k) if isinstance(k, str) else k
+        if not 0 <= index < len(self.writes):
+            raise IndexError(
+                f"ResidualStream.after: k = {k} is out of range; there are {len(self.writes)} "
+                f"writes, so 0 ≤ k ≤ {len(self.writes) - 1}"
+            )
+        running = self.writes[0].clone()
+        for write in self.writes[1 : index + 1]:
+            running += write
+        return running
+
+    @cached_property
+    def final(self) -> Float[Tensor, "batch pos d_model"]:
+        """The stream after the last write: the replayed top."""
+        return self.after(len(self.writes) - 1)
+
+    def audit(self) -> Audit:
+        """Check the ledger three ways; see :mod:`residual_stream.audit`.
+
+        Returns:
+            The audit: replay in the model's order and dtype (exact), float64 sum against its
+            rounding bound, and every block on its own. Print it for a table.
+        """
+        return audit_ledger(self.writes, self.top, self.blocks)
+
+    def require_closed(self) -> None:
+        """Raise :class:`LedgerError` with the audit's verdict unless the ledger closes."""
+        audit = self.audit()
+        if not audit.ok:
+            raise LedgerError(f"ResidualStream: {audit.verdict}")
+
+    def __repr__(self) -> str:
+        """One line: the model, the writes and the shape."""
+        n_write, batch, pos, width = self.writes.shape
+        name = getattr(self.model.cfg, "model_name", "model")
+        dtype = str(self.writes.dtype).removeprefix("torch.")
+        return (
+            f"ResidualStream({name}: {n_write} writes × {batch} × {pos} positions × {width}, "
+            f"{dtype}, {self.writes.device})"
+        )
+
+
+def record(
+    model: TransformerBridge,
+    text: str | Sequence[str] | Sequence[int] | Int[Tensor, " seq"] | Int[Tensor, "batch seq"],
+    *,
+    positions: int | slice | Sequence[int] | None = None,
+    prepend_bos: bool | None = None,
+) -> ResidualStream:
+    """Run ``model`` once and return everything written to its residual stream.
+
+    Hooks already on the model stay active, so a stream can be recorded under an intervention.
+
+    Args:
+        model: A ``TransformerBridge``, as :func:`residual_stream.load` returns it.
+        text: One text, several texts of equal token length, or token ids.
+        positions: Which positions to keep: an index, a slice or a list; all if None. The model
+            always reads the whole text.
+        prepend_bos: Whether to put the beginning-of-text token first when ``text`` is text; the
+            model's own default if None.
+
+    Returns:
+        The stream, in the model's dtype and on its device, with no autograd graph.
+
+    Raises:
+        WiringError: A block whose writes the library does not know.
+        ValueError: Empty or over-long text, token ids outside the vocabulary, texts of unequal
+            length, text given to a model without tokenizer.
+        IndexError: A position outside the text.
+
+    Example:
+        >>> import residual_stream as rs
+        >>> stream = rs.record(rs.load("bench"), "In the beginning")
+        >>> stream.labels[-1], stream.audit().ok
+        ('3_mlp_out', True)
+    """
+    wiring = read_wiring(model)
+    tokens = to_tokens(model, text, prepend_bos=prepend_bos)
+    kept = to_positions(positions, tokens.shape[1])
+    ledger = _Ledger(wiring, None if positions is None else kept)
+    with torch.no_grad(), model.hooks(fwd_hooks=ledger.hooks()):
+        model(tokens, return_type=None)
+    return ResidualStream(
+        model=model,
+        tokens=tokens,
+        positions=kept,
+        writes=ledger.writes,
+        top=ledger.top,
+        wiring=wiring,
+        blocks=ledger.blocks(),
+    )
+
+
+class _Ledger:
+    """Collects the writes during a forward pass and closes each block as it ends."""
+
+    writes: Tensor
+    top: Tensor
+
+    def __init__(self, wiring: Wiring, positions: Int[Tensor, " pos"] | None) -> None:
+        self.wiring = wiring
+        self.positions = positions
+        self.partial: dict[int, Tensor] = {}
+        self.expected: Tensor | None = None
+        self.n_written = 0
+        self.scale: Tensor | float = 0.0
+        self.measured: list[tuple[Tensor, Tensor | float]] = []
+
+    def hooks(self) -> list[tuple[str, object]]:
+        points: dict[str, object] = {}
+        for index, write in enumerate(self.wiring.writes):
+            for hook in write.hooks:
+                points[hook] = lambda value, hook, index=index: self._on_write(index, value)
+        found = list(points.items())
+        last = self.wiring.boundaries[-1].hook
+        for boundary in self.wiring.boundaries:
+            found.append(
+                (
+                    boundary.hook,
+                    lambda value, hook, is_top=boundary.hook == last: self._on_stream(
+                        value, is_top=is_top
+                    ),
+                )
+            )
+        return found
+
+    def _kept(self, value: Tensor) -> Tensor:
+        if self.positions is None:
+            return value.detach()
+        return value.detach().index_select(1, self.positions.to(value.device))
+
+    def _on_write(self, index: int, value: Tensor) -> None:
+        write = self._kept(value)
+        hooks = self.wiring.writes[index].hooks
+        if len(hooks) > 1:
+            if index not in self.partial:
+                self.partial[index] = write
+                return
+            write = self.partial.pop(index) + write
+        if self.n_written == 0:
+            self.writes = write.new_empty((len(self.wiring.writes), *write.shape))
+        if index != self.n_written:
+            raise LedgerError(
+                f"record: {self.wiring.writes[index].label!r} was written in place "
+                f"{self.n_written}, not {index}; the forward pass does not follow the wiring"
+            )
+        self.writes[index] = write  # broadcasts a positional row over the batch
+        self.n_written += 1
+        self.expected = write if self.expected is None else self.expected + write
+        self.scale = torch.as_tensor(self.scale, device=write.device).maximum(write.abs().max())
+
+    def _on_stream(self, value: Tensor, *, is_top: bool) -> None:
+        stream = self._kept(value)
+        assert self.expected is not None
+        self.measured.append(((self.expected - stream).abs().max(), self.scale))
+        self.expected, self.scale = stream, 0.0
+        if is_top:
+            self.top = stream.clone()
+            # TransformerLens's own way to end a forward pass early; nobody asked for logits.
+            from transformer_lens.model_bridge.exceptions import StopAtLayerException
+
+            raise StopAtLayerException(self.top)
+
+    def blocks(self) -> tuple[BlockAudit, ...]:
+        return tuple(
+            BlockAudit(boundary.closes, boundary.layer, float(error), float(scale))
+            for boundary, (error, scale) in zip(self.wiring.boundaries, self.measured, strict=True)
+        )
