@@ -1,0 +1,105 @@
+"""The setup cell: on Colab it installs the library and holds torch and numpy; elsewhere nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from setup_cell import repository, setup_cell, tag, write_into
+
+# Stands in for Colab's own Python: run as a script it is Colab with a pip that only writes down
+# what it is asked for.
+STAND_IN = """
+import json, subprocess, sys, types
+from pathlib import Path
+
+calls = []
+
+
+def check_call(command):
+    constraints = Path(command[command.index("-c") + 1]).read_text()
+    calls.append({"command": command, "constraints": constraints})
+
+
+subprocess.check_call = check_call
+if sys.argv[1] == "colab":
+    google = types.ModuleType("google")
+    google.colab = types.ModuleType("google.colab")
+    sys.modules.update({"google": google, "google.colab": google.colab})
+exec(compile(sys.stdin.read(), "setup cell", "exec"), {"__name__": "__main__"})
+print(json.dumps({"calls": calls, "torch": "torch" in sys.modules}))
+"""
+
+
+def run_cell(where: str, tmp_path: Path) -> dict:
+    """Run the setup cell in a process of its own; return what it asked pip for."""
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+    environment = {**os.environ, "PIP_NO_INDEX": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), where],
+        input=setup_cell(),
+        text=True,
+        capture_output=True,
+        env=environment,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_on_colab_it_installs_from_the_repository_at_the_tag_of_this_version(tmp_path):
+    (call,) = run_cell("colab", tmp_path)["calls"]
+    assert call["command"][:4] == [sys.executable, "-m", "pip", "install"]
+    assert call["command"][-1] == f"residual-stream @ git+{repository()}@{tag()}"
+
+
+def test_on_colab_it_holds_torch_and_numpy_where_they_are(tmp_path):
+    (call,) = run_cell("colab", tmp_path)["calls"]
+    expected = {f"{name}=={version(name)}" for name in ("torch", "numpy")}
+    assert set(call["constraints"].split()) == expected
+
+
+def test_on_colab_it_imports_neither_of_them_before_the_install(tmp_path):
+    assert not run_cell("colab", tmp_path)["torch"]
+
+
+def test_elsewhere_it_does_nothing(tmp_path):
+    assert run_cell("elsewhere", tmp_path)["calls"] == []
+
+
+def test_the_tag_is_that_of_the_installed_version():
+    import residual_stream
+
+    assert tag() == f"v{version('residual-stream')}" == f"v{residual_stream.__version__}"
+
+
+def test_the_cell_is_put_before_the_first_code_cell_and_renewed_in_place(tmp_path):
+    make = nbformat.v4
+    path = tmp_path / "chapter.ipynb"
+    cells = [make.new_markdown_cell("# A title"), make.new_code_cell("import torch")]
+    nbformat.write(make.new_notebook(cells=cells), path)
+    assert write_into(path)
+    sources = [cell.source for cell in nbformat.read(path, 4).cells]
+    assert sources == ["# A title", setup_cell(), "import torch"]
+
+    notebook = nbformat.read(path, 4)
+    notebook.cells[1].source += "\nprint('an older one')"
+    nbformat.write(notebook, path)
+    assert write_into(path)
+    assert [cell.source for cell in nbformat.read(path, 4).cells] == sources
+    assert not write_into(path)
+
+
+def test_a_notebook_without_code_is_refused(tmp_path):
+    path = tmp_path / "prose.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# T")]), path)
+    with pytest.raises(ValueError, match="no code cell"):
+        write_into(path)

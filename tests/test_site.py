@@ -1,0 +1,310 @@
+"""The site builds strictly from nothing, holds together, and asks no other host for anything."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+import yaml
+
+from setup_cell import repository, tag
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+#: Without these Chromium itself calls its maker's hosts.
+CHROMIUM_OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+#: Milliseconds that a page may take: generous, since the notebooks run beside it.
+PATIENCE = 180_000
+VIEWS = {
+    "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}},
+    "phone": {"color_scheme": "light", "viewport": {"width": 375, "height": 740}},
+}
+
+
+class Page(HTMLParser):
+    """The ids, the links and the loaded addresses of one page."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        """Note what the tag brings."""
+        values = dict(attrs)
+        if values.get("id"):
+            self.ids.add(values["id"])
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+        elif tag == "link" and values.get("href"):
+            self.loaded.append(values["href"])
+        if values.get("src"):
+            self.loaded.append(values["src"])
+
+
+def build(source: Path, target: Path) -> subprocess.CompletedProcess:
+    """Build the book strictly, from nothing, into target/_build/html."""
+    command = [Path(sys.executable).with_name("jupyter-book"), "build", source]
+    options = ["-W", "-n", "--keep-going", "--path-output", target]
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The folder of the built site."""
+    target = tmp_path_factory.mktemp("site")
+    done = build(ROOT, target)
+    if done.returncode:
+        said = [
+            x for x in (done.stdout + done.stderr).splitlines() if "WARNING:" in x or "rror:" in x
+        ]
+        pytest.fail("the strict build failed:\n" + "\n".join(said or [done.stderr[-3000:]]))
+    return target / "_build" / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[str, Page]:
+    """Every page of the site, by its path from the site's root."""
+    found = [p for p in site.rglob("*.html") if "_static" not in p.relative_to(site).parts]
+    return {p.relative_to(site).as_posix(): Page(p) for p in sorted(found)}
+
+
+def test_every_chapter_has_its_page(pages):
+    assert CHAPTERS
+    assert {f"chapters/{path.stem}.html" for path in CHAPTERS} <= set(pages)
+
+
+def test_every_internal_link_and_anchor_resolves(site, pages):
+    broken = []
+    for name, page in pages.items():
+        for link in page.links + page.loaded:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = unquote(urlsplit(urljoin(f"/{name}", link)).path).lstrip("/")
+            target = target or "index.html"
+            if not (site / target).is_file():
+                broken.append(f"{name}: {link}")
+            elif parts.fragment and target in pages:
+                anchor = unquote(parts.fragment)
+                if anchor not in pages[target].ids:
+                    broken.append(f"{name}: {link} (no such anchor)")
+    assert broken == []
+
+
+def test_no_page_names_another_host_to_load_from(pages):
+    loaded = {(n, a) for n, p in pages.items() for a in p.loaded if urlsplit(a).netloc}
+    assert loaded == set()
+
+
+def test_the_first_page_leads_to_the_landing_page(site):
+    assert 'url=book/intro.html"' in (site / "index.html").read_text(encoding="utf-8")
+
+
+def test_every_claim_of_a_chapter_is_on_its_page_and_linked_from_the_list(pages):
+    listed = set(
+        re.findall(r"chapters/(\S+?)\.html#(claim-\w+)", "\n".join(pages["book/claims.html"].links))
+    )
+    for path in CHAPTERS:
+        on_page = {i for i in pages[f"chapters/{path.stem}.html"].ids if i.startswith("claim-")}
+        assert on_page == {anchor for name, anchor in listed if name == path.stem}
+
+
+def test_every_figure_of_a_chapter_has_its_alt_text_on_the_page(site):
+    for path in CHAPTERS:
+        text = (site / "chapters" / f"{path.stem}.html").read_text(encoding="utf-8")
+        pictures = re.findall(r"<img[^>]*_images/[^>]*>", text)
+        assert pictures
+        for picture in pictures:
+            alt = re.search(r'alt="([^"]*)"', picture)
+            assert alt and len(alt[1]) >= 40 and not alt[1].endswith(".png"), picture
+
+
+def test_the_colab_button_of_a_chapter_opens_that_chapter_at_the_tag(pages):
+    for path in CHAPTERS:
+        links = [x for x in pages[f"chapters/{path.stem}.html"].links if "colab" in x]
+        place = repository().removeprefix("https://github.com/")
+        assert links == [
+            f"https://colab.research.google.com/github/{place}/blob/{tag()}/chapters/{path.name}"
+        ]
+
+
+def test_the_reference_documents_every_public_name(pages):
+    import residual_stream as rs
+
+    for name in rs.__all__:
+        kind = "module-" if isinstance(getattr(rs, name), ModuleType) else ""
+        identity = f"{kind}residual_stream.{name}"
+        assert identity in pages["book/api.html"].ids, f"rs.{name} is missing in book/api.md"
+
+
+def test_address_and_tag_are_the_same_everywhere():
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert config["repository"]["url"] == citation["repository-code"] == repository()
+    assert config["repository"]["branch"] == f"v{citation['version']}" == tag()
+    address = re.compile(r"github\.com/the-residual-stream")
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    kinds = (".py", ".md", ".toml", ".yml", ".cff", "Makefile")
+    files = {n: ROOT / n for n in listed.split("\n") if n.endswith(kinds) and (ROOT / n).is_file()}
+    typed = {n for n, path in files.items() if address.search(path.read_text(encoding="utf-8"))}
+    assert typed - {"tests/test_site.py"} == {"pyproject.toml", "_config.yml", "CITATION.cff"}
+
+
+SMALL_BOOK = {
+    "conf.py": """
+import sys
+sys.path.insert(0, EXTENSIONS)
+extensions = ["myst_parser", "html_anchors"]
+""",
+    "index.md": """
+# One
+
+<a id="here"></a>**x** [a](#here) [b](other.md#there)
+
+```{toctree}
+other
+```
+""",
+    "other.md": """
+# Two
+
+<a id="there"></a>**y** [c](index.md#here)
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("replaced", "by", "said"),
+    [
+        ("", "", None),
+        ("other.md#there", "other.md#nowhere", "nowhere"),
+        ("(#here)", "(#lost)", "lost"),
+    ],
+)
+def test_the_strict_build_finds_an_anchor_that_is_not_there(tmp_path, replaced, by, said):
+    for name, text in SMALL_BOOK.items():
+        text = text.replace("EXTENSIONS", repr(str(ROOT / "book" / "_ext")))
+        (tmp_path / name).write_text(text.replace(replaced, by) if replaced else text)
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-n", "--keep-going", tmp_path]
+    done = subprocess.run([*command, tmp_path / "out"], capture_output=True, text=True)
+    assert (done.returncode != 0) == (said is not None), done.stderr
+    assert said is None or said in done.stderr
+
+
+@pytest.fixture(scope="module")
+def served(site):
+    """The address at which the site is served, on this machine alone."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium; where there is none an error in CI, and a skip elsewhere."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        message = f"no browser: none of {', '.join(BROWSERS)} is installed"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=found, args=CHROMIUM_OPTIONS)
+        yield running
+        running.close()
+
+
+def open_view(browser, served, view):
+    """Return a page set up for a view, and the list that it writes its troubles to."""
+    page = browser.new_context(**VIEWS[view]).new_page()
+    troubles = []
+
+    def is_foreign(address):
+        return not address.startswith((served, "data:", "blob:"))
+
+    page.set_default_timeout(PATIENCE)
+    page.on("request", lambda r: is_foreign(r.url) and troubles.append(f"asks {r.url}"))
+    page.on("console", lambda m: m.type == "error" and troubles.append(f"console: {m.text}"))
+    page.on("pageerror", lambda error: troubles.append(f"script: {error}"))
+    page.on("response", lambda r: r.status >= 400 and troubles.append(f"{r.status} {r.url}"))
+    return page, troubles
+
+
+ANSWERS = """async () => {
+    if (window.MathJax && MathJax.startup) await MathJax.startup.promise;
+    return {
+        theme: document.documentElement.dataset.theme,
+        over: document.documentElement.scrollWidth - window.innerWidth,
+        formulas: document.querySelectorAll(".math").length,
+        drawn: document.querySelectorAll(".math mjx-container").length,
+        failed: document.querySelectorAll("mjx-merror").length,
+    };
+}"""
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_page_opens_clean(browser, served, pages, view):
+    page, troubles = open_view(browser, served, view)
+    problems = []
+    for path in pages:
+        if path == "index.html":  # a redirect: the page it leads to is looked at itself
+            continue
+        troubles.clear()
+        page.goto(f"{served}/{path}", wait_until="networkidle")
+        answers = page.evaluate(ANSWERS)
+        problems += [f"{path}: {trouble}" for trouble in troubles]
+        if answers["theme"] != VIEWS[view]["color_scheme"]:
+            problems.append(f"{path}: the theme is {answers['theme']}")
+        if answers["over"] > 1:
+            problems.append(f"{path}: {answers['over']} px wider than the window")
+        if answers["drawn"] < answers["formulas"] or answers["failed"]:
+            problems.append(f"{path}: formulas {answers}")
+    page.context.close()
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
+
+
+def test_the_search_finds_a_page(browser, served):
+    page, troubles = open_view(browser, served, "light")
+    page.goto(f"{served}/search.html?q=superposition", wait_until="networkidle")
+    page.wait_for_selector("#search-results li a")
+    links = page.locator("#search-results li a").evaluate_all("all => all.map(a => a.href)")
+    page.context.close()
+    assert any("glossary" in link for link in links)
+    assert troubles == []
