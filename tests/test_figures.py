@@ -23,7 +23,11 @@ DRAWINGS = {
     "normalised_reads": lambda: bus.normalised_reads(SAMPLE),
     "block_sizes": lambda: bus.block_sizes({"a": (4.0, 8.0, 0.1), "b": (2.7, 8.0, 0.0)}),
     "two_stacks": lambda: bus.two_stacks(
-        [0, 1], {"left": {"plain": [1, 0], "residual": [1, 0.5]}, "right": {"plain": [1, 0]}}
+        [0, 1],
+        {
+            "left": {"plain": SAMPLE[0, :2], "residual": SAMPLE[1, :2]},
+            "right": {"plain": SAMPLE[2, :2]},
+        },
     ),
     "ledger": lambda: bus.ledger([str(i) for i in range(9)], KINDS, SAMPLE[:, 0] - 0.5),
 }

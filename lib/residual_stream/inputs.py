@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def to_tokens(
     model: TransformerBridge,
-    text: str | Sequence[str] | Sequence[int] | Int[Tensor, " seq"] | Int[Tensor, "batch seq"],
+    text: str | Sequence[object] | Tensor,
     *,
     prepend_bos: bool | None = None,
     caller: str = "record",
@@ -69,7 +69,8 @@ def _encode(
     if empty:
         where = f" (text {empty[0]} of {len(texts)})" if len(texts) > 1 else ""
         raise ValueError(f"{caller}: the text is empty{where}; pass at least one character")
-    rows = [model.to_tokens(text, prepend_bos=prepend_bos)[0] for text in texts]
+    # to_tokens would silently cut an over-long text to the context (test_wrong_text_is_refused).
+    rows = [model.to_tokens(text, prepend_bos=prepend_bos, truncate=False)[0] for text in texts]
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
         raise ValueError(

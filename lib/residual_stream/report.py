@@ -67,7 +67,7 @@ def number(value: float | Tensor, digits: int = 3) -> str:
         >>> number(0.012345), number(25123.4, 2), number(-3.0, 2)
         ('0.0123', '25\u2009000', '−3')
     """
-    value = float(value)
+    value = float(torch.as_tensor(value).detach())
     if value == 0 or value != value or abs(value) == float("inf"):
         return f"{value:g}".replace("-", "−")
     rounded = float(f"{value:.{digits - 1}e}")
@@ -88,10 +88,10 @@ def percent(share: float | Tensor, digits: int = 2) -> str:
         >>> percent(0.8812), percent(0.004)
         ('88 %', '0.4 %')
     """
-    return f"{number(100 * float(share), digits)} %"
+    return f"{number(100 * torch.as_tensor(share).detach(), digits)} %"
 
 
-def spread(values: Shaped[Tensor, "..."] | Sequence[float], digits: int = 2) -> str:
+def spread(values: Shaped[Tensor, "..."] | Sequence[int | float], digits: int = 2) -> str:
     """Format a sample: its median, and the range of its middle 90 %.
 
     Example:

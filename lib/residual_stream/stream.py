@@ -150,7 +150,7 @@ class ResidualStream:
 
 def record(
     model: TransformerBridge,
-    text: str | Sequence[str] | Sequence[int] | Int[Tensor, " seq"] | Int[Tensor, "batch seq"],
+    text: str | Sequence[object] | Tensor,
     *,
     positions: int | slice | Sequence[int] | None = None,
     prepend_bos: bool | None = None,

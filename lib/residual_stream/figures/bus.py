@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -13,13 +14,14 @@ from torch import Tensor
 from .style import PALETTE, panels, styled, zero_line
 
 
-def _middle(values: Float[Tensor, "step sample"], q: float) -> Float[Tensor, " step"]:
-    return torch.quantile(values, q, dim=1)
+def _middle(values: Float[Tensor, "step sample"], q: float) -> Float[np.ndarray, " step"]:
+    # NumPy, here and below: matplotlib's arithmetic on tensors warns.
+    return torch.quantile(values, q, dim=1).numpy()
 
 
 def band(
     ax: Axes,
-    x: Sequence[float],
+    x: Sequence[int],
     values: Float[Tensor, "step sample"],
     *,
     color: str,
@@ -44,11 +46,11 @@ def climb(norms: Float[Tensor, "write batch pos"], *, layers: Sequence[int]) -> 
         A figure with one log axis.
     """
     figure, (ax,) = panels(height=3.8)
-    x = torch.arange(len(norms))
+    x = np.arange(len(norms))
     others = norms[:, :, 1:].flatten(1)
-    ax.plot(x, others[:, ::4], color=PALETTE["stream"], alpha=0.06, linewidth=0.8)
+    ax.plot(x, others[:, ::4].numpy(), color=PALETTE["stream"], alpha=0.06, linewidth=0.8)
     ax.plot(x, _middle(others, 0.5), color=PALETTE["stream"], label="median of the other tokens")
-    ax.plot(x, norms[:, :, 0].mean(1), color=PALETTE["position 0"], label="position 0")
+    ax.plot(x, norms[:, :, 0].mean(1).numpy(), color=PALETTE["position 0"], label="position 0")
     ax.set_yscale("log")
     ax.set_xlabel("block that wrote last")
     ax.set_ylabel("norm of the stream, ‖x‖ (log scale)")
@@ -76,7 +78,7 @@ def write_ratio(
     figure, (left, right) = panels(1, 2, sharey=True, height=3.2)
     for kind, values in ratios.items():
         band(left, range(len(values)), values, color=PALETTE[kind], label=kind)
-        right.plot(first[kind], color=PALETTE[kind], label=kind)
+        right.plot(first[kind].numpy(), color=PALETTE[kind], label=kind)
     for ax, where in ((left, "positions 1 and up"), (right, "position 0")):
         ax.axhline(1, color=PALETTE["other"], linewidth=0.8, zorder=0)
         ax.set_yscale("log")
@@ -129,8 +131,11 @@ def coordinate_story(
     figure, (ax,) = panels(height=3.2)
     for kind in dict.fromkeys(kinds):
         at = [index for index, other in enumerate(kinds) if other == kind]
-        ax.bar(at, writes[at], color=PALETTE[kind], label=f"{kind} write", width=0.9)
-    ax.step(range(len(stream)), stream, where="mid", color=PALETTE["stream"], label="stream")
+        heights = writes[at].numpy()
+        ax.bar(at, heights, color=PALETTE[kind], label=f"{kind} write", width=0.9)
+    ax.step(
+        range(len(stream)), stream.numpy(), where="mid", color=PALETTE["stream"], label="stream"
+    )
     zero_line(ax)
     ax.set_xlabel("writes so far")
     ax.set_ylabel("value of the coordinate")
@@ -189,10 +194,10 @@ def block_sizes(counts: Mapping[str, tuple[float, float, float]]) -> Figure:
     """
     figure, (ax,) = panels(height=0.42 * len(counts) + 1.2)
     names = list(counts)
-    left = torch.zeros(len(names))
+    left = np.zeros(len(names))
     colours = (PALETTE["attn"], PALETTE["mlp"], PALETTE["norm"])
     for part, label in enumerate(("attention matrices", "MLP matrices", "biases and norms")):
-        width = torch.tensor([counts[name][part] for name in names])
+        width = np.array([counts[name][part] for name in names])
         ax.barh(names, width, left=left, color=colours[part], label=label)
         left = left + width
     ax.axvline(12, color=PALETTE["stream"], linewidth=1, linestyle=":")
@@ -203,7 +208,10 @@ def block_sizes(counts: Mapping[str, tuple[float, float, float]]) -> Figure:
 
 
 @styled
-def two_stacks(depth: Sequence[int], curves: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+def two_stacks(
+    depth: Sequence[int],
+    curves: Mapping[str, Mapping[str, Float[Tensor, " depth"]]],
+) -> Figure:
     """Draw what is left of the input, and of the error signal, by depth, for several stacks.
 
     Args:
@@ -217,7 +225,7 @@ def two_stacks(depth: Sequence[int], curves: Mapping[str, Mapping[str, Sequence[
     colours = {"residual": PALETTE["stream"], "plain": PALETTE["mlp"]}
     for ax, (label, stacks) in zip(axes, curves.items(), strict=True):
         for name, values in stacks.items():
-            ax.plot(depth, values, color=colours[name], label=name)
+            ax.plot(depth, values.numpy(), color=colours[name], label=name)
         zero_line(ax)
         ax.set_xlabel("layers")
         ax.set_ylabel(label)
@@ -238,17 +246,18 @@ def ledger(labels: Sequence[str], kinds: Sequence[str], values: Float[Tensor, " 
         A figure with a bar per write and the running sum as a line.
     """
     figure, (ax,) = panels(height=3.4)
-    x = torch.arange(len(values))
+    x = np.arange(len(values))
+    heights = values.numpy()
     for kind in dict.fromkeys(kinds):
         at = [index for index, other in enumerate(kinds) if other == kind]
-        ax.bar(x[at], values[at], color=PALETTE[kind], label=kind)
-    ax.step(x, values.cumsum(0), where="mid", color=PALETTE["stream"], label="running sum")
+        ax.bar(x[at], heights[at], color=PALETTE[kind], label=kind)
+    ax.step(x, heights.cumsum(), where="mid", color=PALETTE["stream"], label="running sum")
     zero_line(ax)
     for index in values.abs().topk(3).indices.tolist():
         ax.annotate(
             labels[index],
-            (index, float(values[index])),
-            xytext=(0, 4 if values[index] > 0 else -11),
+            (index, heights[index]),
+            xytext=(0, 4 if heights[index] > 0 else -11),
             textcoords="offset points",
             ha="center",
             fontsize=8,

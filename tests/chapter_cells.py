@@ -1,0 +1,107 @@
+"""Run the cells of one claim of a chapter, as they stand in the notebook, under a mutation.
+
+A claim's cells need the cells tagged `setup` and nothing else; so each claim's experiment can be
+run alone, and broken alone, to see its assertions fail.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import torch
+
+CHAPTERS = Path(__file__).parents[1] / "chapters"
+Namespace = dict[str, Any]
+Mutation = Callable[[Namespace], AbstractContextManager[Any]]
+
+
+class Chapter:
+    """A chapter's notebook with its setup cells run once."""
+
+    def __init__(self, name: str) -> None:
+        self.cells = [
+            cell
+            for cell in nbformat.read(CHAPTERS / f"{name}.ipynb", as_version=4).cells
+            if cell.cell_type == "code"
+        ]
+        self.namespace: Namespace = {"__name__": "chapter"}
+        self._run(self._tagged("setup"), self.namespace)
+
+    def claims(self) -> list[str]:
+        """The claims that have cells here, in order."""
+        tags = [tag for cell in self.cells for tag in cell.metadata.get("tags", [])]
+        return [
+            tag.removeprefix("claim-") for tag in dict.fromkeys(tags) if tag.startswith("claim-")
+        ]
+
+    def run(
+        self, claim: str, mutation: Mutation | None = None, rewrite: tuple[str, str] | None = None
+    ) -> Namespace:
+        """Run the cells of a claim on a copy of the namespace; return the copy.
+
+        Args:
+            claim: The claim's id.
+            mutation: A context in which the cells run; it may change the namespace it is given.
+            rewrite: A piece of the cells' source and what to put in its place.
+        """
+        namespace = dict(self.namespace)
+        sources = self._tagged(f"claim-{claim}")
+        if rewrite is not None:
+            old, new = rewrite
+            assert any(old in source for source in sources), f"{claim}: no cell contains {old!r}"
+            sources = [source.replace(old, new) for source in sources]
+        with mutation(namespace) if mutation is not None else nullcontext():
+            self._run(sources, namespace)
+        return namespace
+
+    def _tagged(self, tag: str) -> list[str]:
+        return [cell.source for cell in self.cells if tag in cell.metadata.get("tags", [])]
+
+    @staticmethod
+    def _run(sources: list[str], namespace: Namespace) -> None:
+        folder = Path.cwd()
+        os.chdir(CHAPTERS)
+        try:
+            for source in sources:
+                exec(compile(source, "<cell>", "exec"), namespace)
+        finally:
+            os.chdir(folder)
+
+
+def replacing(name: str, change: Callable[[Any], Any]) -> Mutation:
+    """A mutation that changes one value that the setup cells left behind."""
+
+    @contextmanager
+    def mutation(namespace: Namespace) -> Iterator[None]:
+        namespace[name] = change(namespace[name])
+        yield
+
+    return mutation
+
+
+def scaling(parameter: Callable[[Namespace], torch.Tensor], factor: float) -> Mutation:
+    """A mutation that multiplies one weight while the cells run, and restores it to the bit."""
+
+    @contextmanager
+    def mutation(namespace: Namespace) -> Iterator[None]:
+        weight = parameter(namespace)
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight.mul_(factor)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                weight.copy_(kept)
+
+    return mutation
+
+
+def hooking(model: str, *hooks: tuple[str, Callable[..., Any]]) -> Mutation:
+    """A mutation that keeps hooks on a model of the namespace while the cells run."""
+    return lambda namespace: namespace[model].hooks(fwd_hooks=list(hooks))
