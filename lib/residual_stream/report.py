@@ -61,11 +61,11 @@ class Result:
 
 
 def number(value: float | Tensor, digits: int = 3) -> str:
-    """Format a value to ``digits`` significant digits, the thousands separated by a thin space.
+    """Format a value to ``digits`` significant digits, the thousands separated by a narrow no-break space.
 
     Example:
         >>> number(0.012345), number(25123.4, 2), number(-3.0, 2)
-        ('0.0123', '25\u2009000', '−3')
+        ('0.0123', '25\u202f000', '−3')
     """
     value = float(torch.as_tensor(value).detach())
     if value == 0 or value != value or abs(value) == float("inf"):
@@ -78,7 +78,7 @@ def number(value: float | Tensor, digits: int = 3) -> str:
     decimals = 0
     while decimals < 8 and round(rounded, decimals) != rounded:
         decimals += 1
-    return f"{rounded:,.{decimals}f}".replace(",", "\u2009").replace("-", "−")
+    return f"{rounded:,.{decimals}f}".replace(",", "\u202f").replace("-", "−")
 
 
 def percent(share: float | Tensor, digits: int = 2) -> str:
