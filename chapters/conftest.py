@@ -1,4 +1,4 @@
-"""Strict nbval: compares the pictures, which nbval skips, and fails a cell that was never run."""
+"""Strict nbval: figures are compared, and a cell that never ran fails."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import pytest
 from compare_pictures import difference
 from execute_notebooks import KERNEL_ENVIRONMENT
 
-os.environ.update(KERNEL_ENVIRONMENT)  # nbval's kernels start with what the committed run had
+# nbval's kernels start with what the committed run had
+os.environ.update(KERNEL_ENVIRONMENT)
 
 
 def _pictures(outputs: list | None) -> list[str]:
-    return [o["data"]["image/png"] for o in outputs or [] if "image/png" in o.get("data", {})]
+    bundles = [output.get("data", {}) for output in outputs or []]
+    return [data["image/png"] for data in bundles if "image/png" in data]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -22,17 +24,18 @@ def pytest_runtest_call(item):
     outcome = yield
     if type(item).__name__ != "IPyNbCell":
         return outcome
+    cell = f"cell {item.cell_num}"
     if item.cell.execution_count is None:
-        pytest.fail(f"cell {item.cell_num} was never run: nothing to compare", pytrace=False)
+        pytest.fail(f"{cell} was never run", pytrace=False)
     if item.options["check"]:
-        committed, drawn = _pictures(item.cell.outputs), _pictures(item.test_outputs)
+        committed = _pictures(item.cell.outputs)
+        drawn = _pictures(item.test_outputs)
         if len(committed) != len(drawn):
-            pytest.fail(
-                f"cell {item.cell_num}: {len(committed)} figures became {len(drawn)}",
-                pytrace=False,
-            )
+            changed = f"{len(committed)} figures became {len(drawn)}"
+            pytest.fail(f"{cell}: {changed}", pytrace=False)
         for number, pair in enumerate(zip(committed, drawn, strict=True)):
             changed = difference(*pair)
             if changed is not None:
-                pytest.fail(f"cell {item.cell_num}, figure {number}: {changed}", pytrace=False)
+                where = f"{cell}, figure {number}"
+                pytest.fail(f"{where}: {changed}", pytrace=False)
     return outcome

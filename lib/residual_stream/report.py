@@ -60,7 +60,7 @@ class Result:
         }
 
 
-def number(value: float | Tensor, digits: int = 3) -> str:
+def number(value: int | float | Tensor, digits: int = 3) -> str:
     """Format a value to ``digits`` significant digits, the thousands separated by a narrow no-break space.
 
     Example:
@@ -81,7 +81,7 @@ def number(value: float | Tensor, digits: int = 3) -> str:
     return f"{rounded:,.{decimals}f}".replace(",", "\u202f").replace("-", "−")
 
 
-def percent(share: float | Tensor, digits: int = 2) -> str:
+def percent(share: int | float | Tensor, digits: int = 2) -> str:
     """Format a share as a percentage.
 
     Example:
