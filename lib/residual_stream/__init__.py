@@ -1,4 +1,4 @@
-"""The audited ledger of the residual stream.
+"""The audited ledger of the residual stream, and what is read off it.
 
 >>> import residual_stream as rs
 >>> model = rs.load("bench")
@@ -8,24 +8,51 @@ True
 """
 
 from . import figures, report, texts
+from .ablation import ablate_heads, self_repair
+from .attribution import Attribution, logit_attribution
 from .audit import Audit, LedgerError
+from .composition import composes, composition_baseline, composition_pairs, composition_scores
+from .heads import copying_scores, head_scores, ov_eigenvalues, repeated_random_tokens
+from .lens import lens_by_depth
 from .models import available, checkpoints, load
+from .readout import Readout, ReadoutError, own_logits, read_readout
+from .rerun import rerun_from, run_to_top, skipped_blocks
 from .stream import ResidualStream, record
 from .wiring import Wiring, WiringError, read_wiring
 
 __all__ = [
+    "Attribution",
     "Audit",
     "LedgerError",
+    "Readout",
+    "ReadoutError",
     "ResidualStream",
     "Wiring",
     "WiringError",
+    "ablate_heads",
     "available",
     "checkpoints",
+    "composes",
+    "composition_baseline",
+    "composition_pairs",
+    "composition_scores",
+    "copying_scores",
     "figures",
+    "head_scores",
+    "lens_by_depth",
     "load",
+    "logit_attribution",
+    "ov_eigenvalues",
+    "own_logits",
+    "read_readout",
     "read_wiring",
     "record",
+    "repeated_random_tokens",
     "report",
+    "rerun_from",
+    "run_to_top",
+    "self_repair",
+    "skipped_blocks",
     "texts",
 ]
 __version__ = "0.1.0"

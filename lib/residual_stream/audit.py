@@ -152,7 +152,7 @@ def audit_ledger(
     """
     unit_roundoff = torch.finfo(writes.dtype).eps / 2
     replayed = writes[0].clone()
-    exact = writes[0].double()
+    exact = writes[0].to(torch.float64, copy=True)
     bound = torch.zeros_like(exact)
     for write in writes[1:]:
         replayed += write

@@ -3,7 +3,7 @@
 One palette for the whole book (:mod:`.style`): what a colour stands for never changes.
 """
 
-from . import bus, style
+from . import attribution, bus, composition, geometry, style, superposition
 from .style import PALETTE
 
-__all__ = ["PALETTE", "bus", "style"]
+__all__ = ["PALETTE", "attribution", "bus", "composition", "geometry", "style", "superposition"]

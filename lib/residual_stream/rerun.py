@@ -1,0 +1,116 @@
+"""Run the rest of a model from the stream at some layer, without running the layers before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
+
+Hook = tuple[str, Callable[..., Any]]
+
+
+@contextmanager
+def skipped_blocks(model: TransformerBridge, layers: Sequence[int]) -> Iterator[None]:
+    """Let the blocks ``layers`` pass their input on untouched inside a ``with`` block.
+
+    Nothing inside a skipped block runs and none of its hooks fire. What the model computes once
+    for all blocks (mask, position ids, rotary angles) is computed as always.
+
+    Args:
+        model: A ``TransformerBridge`` with a stack called ``blocks``.
+        layers: Indices of the blocks to skip.
+
+    Yields:
+        Nothing; the blocks are restored at the end, also after an error.
+    """
+
+    def pass_on(*args: Any, **kwargs: Any) -> Any:
+        return args[0] if args else kwargs["hidden_states"]
+
+    with ExitStack() as restore:
+        for layer in layers:
+            block = model.blocks[layer]
+            # Past the bridge's own __setattr__, which would set it on the Hugging Face block.
+            object.__setattr__(block, "forward", pass_on)
+            restore.callback(object.__delattr__, block, "forward")
+        yield
+
+
+def rerun_from(
+    model: TransformerBridge,
+    residual: Float[Tensor, "batch seq d_model"],
+    layer: int,
+    *,
+    fwd_hooks: Sequence[Hook] = (),
+) -> Float[Tensor, "batch seq d_model"]:
+    """Return the top of the stream when the model goes on from ``residual`` at ``layer``.
+
+    Equal to the bit to the top of a full run whose stream at ``layer`` is ``residual``, at the
+    cost of the blocks from ``layer`` up only. TransformerLens's ``start_at_layer`` gives the same
+    numbers but runs the earlier blocks too and drops their outputs; here they are skipped.
+
+    Args:
+        model: A ``TransformerBridge`` with a stack called ``blocks``.
+        residual: The stream entering block ``layer``, at every position from the first.
+        layer: The first block to run, from 0 to ``n_layers``; ``n_layers`` runs none.
+        fwd_hooks: Hooks of the form ``(name, function(value, hook))`` on the blocks that run.
+
+    Returns:
+        The stream at the input of the final norm.
+
+    Raises:
+        ValueError: ``layer`` is out of range.
+
+    Example:
+        >>> import residual_stream as rs
+        >>> model = rs.load("bench")
+        >>> stream = rs.record(model, "In the beginning")
+        >>> top = rs.rerun_from(model, stream.after("1_mlp_out"), 2)
+        >>> bool((top == stream.final).all())
+        True
+    """
+    n_layers = len(model.blocks)
+    if not 0 <= layer <= n_layers:
+        raise ValueError(
+            f"rerun_from: layer {layer} is out of range; the model has {n_layers} blocks, so "
+            f"0 ≤ layer ≤ {n_layers}"
+        )
+    if layer == n_layers:
+        return residual.clone()
+    with torch.no_grad(), skipped_blocks(model, range(layer)):
+        return run_to_top(model, residual, fwd_hooks=fwd_hooks, start_at_layer=layer)
+
+
+def run_to_top(
+    model: TransformerBridge,
+    inputs: Tensor,
+    *,
+    fwd_hooks: Sequence[Hook] = (),
+    **options: Any,
+) -> Float[Tensor, "batch seq d_model"]:
+    """Run ``model`` up to the input of its final norm and return the stream there.
+
+    Args:
+        model: A ``TransformerBridge``.
+        inputs: What the model's own call takes: token ids, or a stream with ``start_at_layer``.
+        fwd_hooks: Hooks of the form ``(name, function(value, hook))``.
+        options: Passed to the model's call.
+
+    Returns:
+        The stream at the input of the final norm. The unembedding does not run.
+    """
+    # TransformerLens's own way to end a forward pass early.
+    from transformer_lens.model_bridge.exceptions import StopAtLayerException
+
+    def stop(value: Tensor, hook: Any) -> None:
+        raise StopAtLayerException(value.detach().clone())
+
+    with torch.no_grad(), model.hooks(fwd_hooks=[*fwd_hooks, ("ln_final.hook_in", stop)]):
+        return model(inputs, return_type=None, **options)

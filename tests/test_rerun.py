@@ -1,0 +1,73 @@
+"""A re-run from a layer up is the full run, to the bit, and really skips what it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from handmade import random_model
+from residual_stream.rerun import rerun_from, run_to_top, skipped_blocks
+from residual_stream.stream import record
+
+TOKENS = torch.tensor([[1, 5, 9, 2, 4], [7, 7, 3, 11, 0]])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "gemma2", "cohere"])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_going_on_from_a_layer_equals_the_full_run_to_the_bit(name, layer):
+    model = random_model(name)
+    entering = {}
+    hook = f"blocks.{layer}.hook_in" if layer < 2 else "ln_final.hook_in"
+    with model.hooks(fwd_hooks=[(hook, lambda v, hook: entering.update(x=v.clone()))]):
+        model(TOKENS)
+    assert torch.equal(rerun_from(model, entering["x"], layer), run_to_top(model, TOKENS))
+
+
+def test_skipped_blocks_do_not_run_and_come_back():
+    model = random_model("llama")
+    calls = []
+    handles = [
+        block.original_component.register_forward_hook(lambda *_, i=i: calls.append(i))
+        for i, block in enumerate(model.blocks)
+    ]
+    stream = record(model, TOKENS)
+    calls.clear()
+    rerun_from(model, stream.after("0_mlp_out"), 1)
+    assert calls == [1]
+    for handle in handles:
+        handle.remove()
+    assert torch.equal(run_to_top(model, TOKENS), stream.top)
+
+
+def test_blocks_come_back_after_an_error():
+    model = random_model("llama")
+    clean = model(TOKENS)
+    with pytest.raises(RuntimeError, match="on purpose"), skipped_blocks(model, [0, 1]):
+        raise RuntimeError("on purpose")
+    assert torch.equal(model(TOKENS), clean)
+
+
+def test_an_edit_below_travels_up_as_in_a_full_run():
+    model = random_model("gpt2")
+    stream = record(model, TOKENS)
+
+    def nudge(value, hook):
+        return value + 0.5
+
+    with model.hooks(fwd_hooks=[("blocks.1.hook_in", nudge)]):
+        full = run_to_top(model, TOKENS)
+    edited = rerun_from(model, stream.after("0_mlp_out") + 0.5, 1)
+    assert torch.equal(edited, full)
+
+
+def test_a_layer_out_of_range_is_refused():
+    model = random_model("gpt2")
+    with pytest.raises(ValueError, match=r"rerun_from: layer 3 is out of range; the model has 2"):
+        rerun_from(model, torch.zeros(1, 4, 16), 3)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_real_model_goes_on_to_the_bit_from_the_middle(smollm2):
+    stream = record(smollm2, "The ferry was late again, so Mara sat on the sea wall.")
+    assert torch.equal(rerun_from(smollm2, stream.after("14_mlp_out"), 15), stream.top)
