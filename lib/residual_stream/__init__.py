@@ -7,7 +7,20 @@
 True
 """
 
-from . import figures, report, texts
+from . import (
+    arrangements,
+    cancellation,
+    coordinates,
+    directions,
+    divisor,
+    figures,
+    packing,
+    report,
+    rotation,
+    subspaces,
+    superposition,
+    texts,
+)
 from .ablation import ablate_heads, self_repair
 from .attribution import Attribution, logit_attribution
 from .audit import Audit, LedgerError
@@ -30,13 +43,18 @@ __all__ = [
     "Wiring",
     "WiringError",
     "ablate_heads",
+    "arrangements",
     "available",
+    "cancellation",
     "checkpoints",
     "composes",
     "composition_baseline",
     "composition_pairs",
     "composition_scores",
+    "coordinates",
     "copying_scores",
+    "directions",
+    "divisor",
     "figures",
     "head_scores",
     "lens_by_depth",
@@ -44,15 +62,19 @@ __all__ = [
     "logit_attribution",
     "ov_eigenvalues",
     "own_logits",
+    "packing",
     "read_readout",
     "read_wiring",
     "record",
     "repeated_random_tokens",
     "report",
     "rerun_from",
+    "rotation",
     "run_to_top",
     "self_repair",
     "skipped_blocks",
+    "subspaces",
+    "superposition",
     "texts",
 ]
 __version__ = "0.1.0"

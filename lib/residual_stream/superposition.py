@@ -16,7 +16,6 @@ section on geometry.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-GEOMETRIES = ("orthogonal", "antipodal pairs", "pentagon", "other")
+from .arrangements import aligned, feature_dimensionality, geometry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +70,16 @@ class ToyModels:
         return self.W.norm(dim=1) > threshold
 
     def dimensionality(self) -> Float[Tensor, "instance feature"]:
-        """Return every feature's dimensionality; see :func:`feature_dimensionality`."""
+        """Return every feature's share of a dimension: :func:`feature_dimensionality`."""
         return feature_dimensionality(self.W)
 
     def geometries(self) -> list[str]:
         """Return the geometry of every instance (two hidden dimensions only)."""
         return [geometry(weights) for weights in self.W]
+
+    def aligned(self) -> ToyModels:
+        """Return the same models turned alike in the plane; see :func:`aligned`."""
+        return replace(self, W=torch.stack([aligned(weights) for weights in self.W]))
 
     def best_of(self, size: int) -> ToyModels:
         """Return, of every ``size`` neighbouring instances, the one with the lowest loss.
@@ -183,85 +186,6 @@ def draw_features(
     # One uniform number a feature: below 1 − S it is, rescaled, the feature's uniform value.
     uniform = torch.rand(steps, features, batch, generator=generator)
     return (uniform / (1 - sparsity)) * (uniform < 1 - sparsity)
-
-
-def feature_dimensionality(
-    W: Float[Tensor, "*lead hidden feature"],
-) -> Float[Tensor, "*lead feature"]:
-    r"""Return what share of a dimension every feature has to itself.
-
-    .. math:: D_i = \frac{\lVert W_i\rVert^2}{\sum_j (\hat W_i\cdot W_j)^2}
-
-    1 for a feature orthogonal to all others, 1/2 in an antipodal pair, 2/5 in a regular pentagon,
-    0 for a feature that is not represented. They sum to at most the number of dimensions.
-
-    Example:
-        >>> pair_and_one = torch.tensor([[1.0, -1.0, 0.0], [0.0, 0.0, 1.0]])
-        >>> feature_dimensionality(pair_and_one).tolist()
-        [0.5, 0.5, 1.0]
-    """
-    square = W.square().sum(-2)
-    shared = (W.mT @ W).square().sum(-1)  # Σ_j (W_i·W_j)²
-    return torch.where(square > 0, square.square() / shared.clamp_min(1e-30), 0.0)
-
-
-def geometry(W: Float[Tensor, "2 feature"], *, threshold: float = 0.5) -> str:
-    r"""Name the arrangement of features in a plane.
-
-    Features with :math:`\lVert W_i\rVert` above ``threshold`` count. Then
-
-    * ``"orthogonal"``: two, with \|cos\| < 0.2;
-    * ``"antipodal pairs"``: four, two pairs with cos < −0.9, and \|cos\| < 0.3 between pairs;
-    * ``"pentagon"``: five, neighbours 72° ± 15° apart;
-    * ``"other"``: anything else, for example three features or one pair and one.
-
-    Args:
-        W: Two hidden dimensions, one column a feature.
-        threshold: Length above which a feature counts.
-
-    Returns:
-        One of :data:`GEOMETRIES`.
-
-    Example:
-        >>> angles = torch.arange(5) * 2 * math.pi / 5
-        >>> geometry(torch.stack([angles.cos(), angles.sin()]))
-        'pentagon'
-    """
-    kept = W[:, W.norm(dim=0) > threshold].cpu()
-    unit = kept / kept.norm(dim=0)
-    cosine = unit.T @ unit - 2 * torch.eye(kept.shape[1])  # −1 on the diagonal is not looked at
-    off = cosine[~torch.eye(kept.shape[1], dtype=torch.bool)]
-    if kept.shape[1] == 2 and bool((off.abs() < 0.2).all()):
-        return "orthogonal"
-    if kept.shape[1] == 4:
-        opposite = off < -0.9
-        if int(opposite.sum()) == 4 and bool((off[~opposite].abs() < 0.3).all()):
-            return "antipodal pairs"
-    if kept.shape[1] == 5:
-        angle = torch.atan2(unit[1], unit[0]).sort().values
-        gaps = torch.cat([angle.diff(), angle[:1] + 2 * math.pi - angle[-1:]])
-        if bool(((gaps - 2 * math.pi / 5).abs() < math.radians(15)).all()):
-            return "pentagon"
-    return "other"
-
-
-def phase(W: Float[Tensor, "instance 1 2"], *, threshold: float = 0.5) -> list[str]:
-    """Name what a model with two features and one dimension does with them.
-
-    Returns:
-        Per instance ``"first only"``, ``"second only"``, ``"superposition"`` (both, in opposite
-        directions), ``"neither"`` or ``"both the same way"``.
-
-    Example:
-        >>> phase(torch.tensor([[[1.0, -1.0]], [[1.0, 0.0]]]))
-        ['superposition', 'first only']
-    """
-    names = {(True, False): "first only", (False, True): "second only", (False, False): "neither"}
-    found = []
-    for first, second in W[:, 0].tolist():
-        both = "superposition" if first * second < 0 else "both the same way"
-        found.append(names.get((abs(first) > threshold, abs(second) > threshold), both))
-    return found
 
 
 def _loss(W: Tensor, b: Tensor, importance: Tensor, x: Tensor) -> Tensor:

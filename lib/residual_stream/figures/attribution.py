@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -175,11 +176,16 @@ def direct_and_effect(split: SelfRepair, *, named: int = 6) -> Figure:
     left.set_xlabel("direct share (mean logits)")
     left.set_ylabel("lost when taken out (mean logits)")
     best = frame.sort_values("direct", ascending=False).head(named).iloc[::-1]
-    for _, one in best.iloc[-3:].iterrows():
-        left.annotate(
-            one["head"], (one["direct"], one["effect"]), xytext=(-4, 5), fontsize=8,
-            textcoords="offset points", ha="right",
-        )  # fmt: skip
+    lost_most = frame[frame["effect"] > frame["direct"]].nlargest(2, "effect")
+    for named_here, shift, side in (
+        (best.iloc[-3:], (-4, 5), "right"),
+        (lost_most, (6, 0), "left"),
+    ):
+        for _, one in named_here.iterrows():
+            left.annotate(
+                one["head"], (one["direct"], one["effect"]), xytext=shift, fontsize=8,
+                textcoords="offset points", ha=side, va="center",
+            )  # fmt: skip
     places = np.arange(len(best))
     pieces = (
         ("effect", "stays lost", PALETTE["attn"]),
@@ -193,5 +199,108 @@ def direct_and_effect(split: SelfRepair, *, named: int = 6) -> Figure:
     zero_line(right, vertical=True)
     right.set_xlabel("mean logits")
     right.set_ylim(-2.1, len(best) - 0.4)
-    right.legend(fontsize=8, loc="lower right", ncols=2, columnspacing=1, markerscale=0.4)
+    right.legend(
+        fontsize=8, loc="lower center", ncols=2, columnspacing=0.8, handlelength=1.2,
+        handletextpad=0.5, markerscale=0.4,
+    )  # fmt: skip
+    return figure
+
+
+@styled
+def omissions(
+    logit: Float[Tensor, "*place"],
+    exact: Float[Tensor, "*place"],
+    without: Mapping[str, Float[Tensor, "*place"]],
+) -> Figure:
+    """Draw the sum of the shares beside the logit, whole and with something left out.
+
+    Args:
+        logit: The model's own logit at each place.
+        exact: The sum of the shares.
+        without: What was left out to the sum without it; the first is drawn beside the exact sum,
+            the others apart, on a log axis.
+
+    Returns:
+        A figure of two scatter plots with the line of equality.
+    """
+    figure, (left, right) = panels(1, 2, height=3.4)
+    x = logit.flatten().cpu().numpy()
+    colors = (PALETTE["mlp"], PALETTE["norm"], PALETTE["attn"])
+    left.scatter(x, exact.flatten().cpu().numpy(), s=8, color=PALETTE["stream"], label="whole")
+    for step, ((what, values), color) in enumerate(zip(without.items(), colors, strict=False)):
+        ax = right if step else left
+        y = values.flatten().cpu().numpy()
+        ax.scatter(x, y, s=6, alpha=0.6, color=color, label=f"without {what}")
+    ends = [0.0, float(x.max())]
+    left.plot(ends, ends, color=PALETTE["other"], linewidth=0.8, zorder=0)
+    right.plot([x.min(), x.max()], [x.min(), x.max()], color=PALETTE["other"], linewidth=0.8)
+    right.annotate(
+        "equal", (x.max(), x.max()), xytext=(0, 5), ha="right", color=PALETTE["other"],
+        textcoords="offset points", fontsize=9,
+    )  # fmt: skip
+    zero_line(left)
+    right.set_yscale("log")
+    left.set_ylabel("sum of the shares (logits)")
+    right.set_ylabel("sum of the shares (logits, log axis)")
+    for ax in (left, right):
+        ax.set_xlabel("the model's own logit (logits)")
+        ax.legend(fontsize=8, loc="upper left" if ax is left else "lower right")
+    return figure
+
+
+@styled
+def grain(up: Mapping[str, float], down: Mapping[str, float]) -> Figure:
+    """Draw what raises and what lowers one logit, by the unit that it is split into.
+
+    Args:
+        up: The sum of the positive shares by unit.
+        down: The sum of the negative shares by unit.
+
+    Returns:
+        A figure with one bar up and one down per unit, and the net as a line.
+    """
+    figure, (ax,) = panels(height=2.8)
+    places = np.arange(len(up))
+    ax.bar(places, list(up.values()), color=PALETTE["stream"], alpha=0.55, width=0.5)
+    ax.bar(places, list(down.values()), color=PALETTE["other"], alpha=0.55, width=0.5)
+    net = [up[unit] + down[unit] for unit in up]
+    ax.hlines(net, places - 0.25, places + 0.25, color=PALETTE["stream"], linewidth=2)
+    for place, value in zip(places, net, strict=True):
+        ax.annotate(
+            f"net {value:.1f}", (place + 0.27, value), va="center", fontsize=9,
+        )  # fmt: skip
+    zero_line(ax)
+    ax.set_xlim(-0.5, len(up) - 0.2)
+    ax.set_xticks(places, [f"{unit}s" for unit in up])
+    ax.set_xlabel("split into")
+    ax.set_ylabel("shares added up (logits)")
+    return figure
+
+
+@styled
+def lens_and_shares(
+    lens_logit: Float[Tensor, "depth place"], cumulative: Float[Tensor, "depth place"]
+) -> Figure:
+    """Draw a token's lens logit by depth beside the sum of its shares so far.
+
+    Args:
+        lens_logit: What the lens reads at each depth, with the divisor there.
+        cumulative: The shares up to that depth, with the divisor of the top.
+
+    Returns:
+        A figure with the median and the middle half of both.
+    """
+    figure, (ax,) = panels(height=3.2)
+    lines = (
+        (lens_logit, "lens, divided there", PALETTE["norm"]),
+        (cumulative, "shares so far, divided at the top", PALETTE["stream"]),
+    )
+    for values, label, color in lines:
+        low, middle, high = np.quantile(values.double().cpu().numpy(), [0.25, 0.5, 0.75], axis=1)
+        ax.fill_between(range(len(middle)), low, high, color=color, alpha=0.2, linewidth=0)
+        ax.plot(middle, color=color, label=label)
+    zero_line(ax)
+    ax.set_xlabel("depth (layers run)")
+    ax.set_ylabel("logit of the winning token (logits)")
+    ax.legend(loc="upper left")
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -56,7 +56,10 @@ def composition(
     right.axvspan(mean - 3 * spread, mean + 3 * spread, color=PALETTE["other"], alpha=0.4)
     right.set_xlabel("score (grey: chance ± 3 sd)")
     right.set_ylabel("pairs of heads (log axis)")
-    for step, ((l1, h1), (l2, h2)) in enumerate(marked):
+    # The lowest score gets the lowest label, so that no two lines cross.
+    for step, ((l1, h1), (l2, h2)) in enumerate(
+        sorted(marked, key=lambda m: float(scores[m[0] + m[1]]))
+    ):
         value = float(scores[l1, h1, l2, h2])
         right.annotate(
             f"L{l1}H{h1} → L{l2}H{h2}", (value, 1.0), xytext=(-4, 26 + 15 * step), ha="right",
@@ -97,7 +100,7 @@ def eigenvalues(
         ax.text(
             0.04,
             0.95,
-            f"{label}\ncopying {score:+.2f}",
+            f"{label}\ncopying {score:+.2f}".replace("-", "−"),
             transform=ax.transAxes,
             va="top",
             fontsize=8,
@@ -151,4 +154,73 @@ def routes(losses: dict[str, float], *, reference: str) -> Figure:
     )  # fmt: skip
     ax.set_ylim(-0.8, len(names) - 0.5)
     ax.set_xlabel("loss on the second copy (nats per token)")
+    return figure
+
+
+@styled
+def phase(
+    steps: Sequence[int],
+    losses: Mapping[str, Sequence[float]],
+    scores: Mapping[str, Sequence[float]],
+    *,
+    chance: float,
+) -> Figure:
+    """Draw what appears when over training: the losses, and what heads do and how they compose.
+
+    Args:
+        steps: Training steps of the checkpoints.
+        losses: Name to a loss in nats per checkpoint.
+        scores: Name to a score between 0 and 1 per checkpoint.
+        chance: The composition score of heads that know nothing of another, drawn as a line.
+
+    Returns:
+        A figure of two panels over the checkpoints, evenly spaced, with their steps written.
+    """
+    figure, (left, right) = panels(1, 2, height=3.2)
+    looks = (("o", PALETTE["stream"]), ("s", PALETTE["attn"]), ("^", PALETTE["mlp"]))
+    for ax, curves in ((left, losses), (right, scores)):
+        for (label, values), (marker, color) in zip(curves.items(), looks, strict=False):
+            ax.plot(list(values), marker=marker, markersize=4, color=color, label=label)
+        ax.set_xticks(range(len(steps)), [str(step) for step in steps], rotation=45)
+        ax.set_xlabel("training step (checkpoints, not to scale)")
+        ax.legend(fontsize=8)
+    right.axhline(chance, color=PALETTE["other"], linestyle="--", linewidth=1)
+    right.set_ylim(0, 1.03)
+    left.set_ylabel("loss (nats per token)")
+    right.set_ylabel("score (dashed: composition by chance)")
+    return figure
+
+
+@styled
+def detectors(
+    copying: Float[Tensor, "layer head"],
+    lifts: Mapping[str, Float[Tensor, "layer head"]],
+    *,
+    marked: Sequence[tuple[int, int]],
+) -> Figure:
+    """Draw how far heads lift the token that they read, against their copying score.
+
+    Args:
+        copying: As :func:`residual_stream.copying_scores` returns them.
+        lifts: What the heads were fed to the lift, in standard deviations over the vocabulary.
+        marked: Heads to point out.
+
+    Returns:
+        A figure with one scatter plot per input, one dot per head.
+    """
+    figure, axes = panels(1, len(lifts), height=3.4, sharey=True)
+    where = tuple(torch.tensor(marked).T)
+    for ax, (fed, values) in zip(axes, lifts.items(), strict=True):
+        x, y = copying.cpu(), values.cpu()
+        ax.scatter(x.flatten().numpy(), y.flatten().numpy(), s=8, color=PALETTE["other"])
+        ax.scatter(x[where].numpy(), y[where].numpy(), s=28, color=PALETTE["attn"])
+        zero_line(ax)
+        zero_line(ax, vertical=True)
+        ax.set_xlabel(f"copying score (fed: {fed})")
+    # Named in the last panel only: where the marked heads stand close together, names overlap.
+    for (layer, head), u, v in zip(marked, x[where].tolist(), y[where].tolist(), strict=True):
+        axes[-1].annotate(
+            f"L{layer}H{head}", (u, v), xytext=(4, 4), textcoords="offset points", fontsize=7
+        )
+    axes[0].set_ylabel("lift of the token read (sd of the logits)")
     return figure

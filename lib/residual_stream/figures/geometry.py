@@ -24,7 +24,7 @@ def shades(count: int) -> list[tuple[float, float, float, float]]:
 
 @styled
 def packing_bounds(
-    table: PackingTable, *, simulated: Mapping[int, Mapping[float, float]] | None = None
+    table: PackingTable, *, simulated: Mapping[int, Mapping[float, int]] | None = None
 ) -> Figure:
     """Draw how many ε-orthogonal directions there are, by width and ε: four statements.
 

@@ -78,7 +78,7 @@ def phase_diagram(
 
     Args:
         outcomes: One row a density, one column an importance, as
-            :func:`~residual_stream.superposition.phase` names them.
+            :func:`~residual_stream.arrangements.phase` names them.
         importances: Relative importance of the second feature.
         densities: 1 − S.
 
