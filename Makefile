@@ -13,6 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 PYTEST := $(PY) -m pytest
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with chapters/nbval_sanitize.cfg --nbval-cell-timeout 300
+# Processes run side by side, so each takes one thread.
 PARALLEL := -n $(JOBS) --dist loadscope
 PORTABLE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
 	MKL_ENABLE_INSTRUCTIONS=AVX2
@@ -47,7 +48,7 @@ lint: $(INSTALLED)
 	$(call timed,lint,$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .)
 
 test: $(INSTALLED) model lint  ## lint, unit tests, doctests, every notebook, the site, the browser
-	@$(PYTEST) $(PARALLEL) --durations 12 --doctest-modules $(NBVAL) lib/residual_stream tests chapters
+	@OMP_NUM_THREADS=1 $(PYTEST) $(PARALLEL) --durations 12 --doctest-modules $(NBVAL) lib/residual_stream tests chapters
 
 test-portable: $(INSTALLED) model  ## every notebook again, one thread, AVX2 only: outputs must hold on any processor
 	@$(PORTABLE) $(PYTEST) $(PARALLEL) --durations 12 $(NBVAL) chapters

@@ -11,6 +11,7 @@ from execute_notebooks import KERNEL_ENVIRONMENT
 
 # nbval's kernels start with what the committed run had
 os.environ.update(KERNEL_ENVIRONMENT)
+collect_ignore = ["conftest.py"]
 
 
 def _pictures(outputs: list | None) -> list[str]:

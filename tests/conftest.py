@@ -7,7 +7,6 @@ import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("MPLBACKEND", "agg")
 
 if any(name.split(".")[0] == "residual_stream" for name in sys.modules):
     raise RuntimeError(
@@ -18,8 +17,14 @@ from jaxtyping import install_import_hook
 
 install_import_hook("residual_stream", "beartype.beartype")
 
+import matplotlib
 import pytest
 import torch
+
+matplotlib.use("agg")  # not by MPLBACKEND: the notebooks' kernels would inherit it and draw nothing
+
+#: Read as a doctest module beside chapters/conftest.py it would be the same name twice.
+collect_ignore = ["conftest.py"]
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: one thread each
     torch.set_num_threads(1)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from chapter_cells import Chapter, hooking, replacing, scaling
 
 import residual_stream as rs
+from chapter_cells import Chapter, hooking, replacing, scaling
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

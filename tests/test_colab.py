@@ -14,6 +14,8 @@ import pytest
 
 from setup_cell import repository, setup_cell, tag, write_into
 
+ROOT = Path(__file__).resolve().parent.parent
+
 # Stands in for Colab's own Python: run as a script it is Colab with a pip that only writes down
 # what it is asked for.
 STAND_IN = """
@@ -96,6 +98,14 @@ def test_the_cell_is_put_before_the_first_code_cell_and_renewed_in_place(tmp_pat
     assert write_into(path)
     assert [cell.source for cell in nbformat.read(path, 4).cells] == sources
     assert not write_into(path)
+
+
+def test_the_cell_is_as_the_formatter_of_the_chapters_would_write_it():
+    command = [sys.executable, "-m", "ruff", "format", "--check", "-"]
+    config = ["--config", str(ROOT / "chapters" / "ruff.toml")]
+    cell = setup_cell() + "\n"
+    done = subprocess.run([*command, *config], input=cell, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_notebook_without_code_is_refused(tmp_path):

@@ -34,6 +34,7 @@ from notebook_rules import (
 from setup_cell import setup_cell
 from typed_numbers import typed_measurements
 
+CLAIM_MIME = "application/vnd.residual-stream.claim+json"
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
 
@@ -73,6 +74,19 @@ def test_the_chapter_keeps_every_rule(path):
     problems = problems_of(path)
     if problems:
         pytest.fail("\n".join(problems), pytrace=False)
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_the_list_of_claims_gives_the_verdicts_that_the_chapter_reached(path):
+    page = (ROOT / "book" / "claims.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| \[([A-Z]\d+)\].* \| ([^|]+) \|$", page, re.MULTILINE))
+    cells = nbformat.read(path, as_version=4).cells
+    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    reached = {o[CLAIM_MIME]["claim"]: o[CLAIM_MIME]["verdict"] for o in outputs if CLAIM_MIME in o}
+    assert reached
+    for claim, verdict in reached.items():
+        start = re.escape(verdict) + r"(?! with)\b"
+        assert re.match(start, listed.get(claim, "")), f"{claim}: {verdict}"
 
 
 def test_a_good_notebook_breaks_no_rule(tmp_path):
@@ -133,6 +147,11 @@ SPOILED = [
     _spoil(reads_everywhere, _write("see {cite}`elhage2021`"), "role: {cite}"),
     _spoil(reads_everywhere, _write("# Another title"), "must have a title"),
     _spoil(reads_everywhere, _set("source", "%matplotlib inline"), "has a magic"),
+    _spoil(
+        reads_everywhere,
+        lambda nb: nb.cells[2].outputs[0].data.pop("text/plain"),
+        "an output without plain text",
+    ),
     _spoil(code_is_short, _set("source", "a = 1\n" * 40), "the median code cell"),
     _spoil(begins_with_setup, lambda nb: nb.cells.pop(1), "not the setup cell"),
     _spoil(claims_have_anchors, _tag_all("claim-B2"), "claim B2 has no anchor"),
@@ -217,6 +236,7 @@ def test_a_typed_measurement_is_found(prose):
         "Position 0 is shown apart.",
         'The words "within 0.11" sound precise.',
         "The 4B lesson reports that the sum lands within 0.11 of the top.",
+        "The 4B lesson splits one score, and reports 88 % for the last layers.",
     ],
 )
 def test_a_number_that_is_no_measurement_passes(prose):

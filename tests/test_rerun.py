@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import residual_stream as rs
 from handmade import random_model
 from residual_stream.rerun import rerun_from, run_to_top, skipped_blocks
 from residual_stream.stream import record
@@ -21,6 +22,13 @@ def test_going_on_from_a_layer_equals_the_full_run_to_the_bit(name, layer):
     with model.hooks(fwd_hooks=[(hook, lambda v, hook: entering.update(x=v.clone()))]):
         model(TOKENS)
     assert torch.equal(rerun_from(model, entering["x"], layer), run_to_top(model, TOKENS))
+
+
+def test_going_on_in_a_model_of_transformerlens_own_blocks_is_exact():
+    model = rs.load("induction")
+    stream = record(model, TOKENS)
+    for layer, label in enumerate(["pos_embed", "0_attn_out", "1_attn_out"]):
+        assert torch.equal(rerun_from(model, stream.after(label), layer), stream.top)
 
 
 def test_skipped_blocks_do_not_run_and_come_back():

@@ -266,8 +266,10 @@ def open_view(browser, served, view):
     return page, troubles
 
 
+MATHS_READY = """() => !document.querySelector(".math")
+    || (window.MathJax && MathJax.startup && MathJax.startup.promise)"""
 ANSWERS = """async () => {
-    if (window.MathJax && MathJax.startup) await MathJax.startup.promise;
+    if (document.querySelector(".math")) await MathJax.startup.promise;
     return {
         theme: document.documentElement.dataset.theme,
         over: document.documentElement.scrollWidth - window.innerWidth,
@@ -287,6 +289,7 @@ def test_every_page_opens_clean(browser, served, pages, view):
             continue
         troubles.clear()
         page.goto(f"{served}/{path}", wait_until="networkidle")
+        page.wait_for_function(MATHS_READY)
         answers = page.evaluate(ANSWERS)
         problems += [f"{path}: {trouble}" for trouble in troubles]
         if answers["theme"] != VIEWS[view]["color_scheme"]:

@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: What a kernel is started with, here and under nbval (`chapters/conftest.py`).
 KERNEL_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     "PYTHONHASHSEED": "0",
     "SOURCE_DATE_EPOCH": "0",

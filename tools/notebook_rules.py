@@ -110,6 +110,9 @@ def reads_everywhere(notebook) -> list[str]:
     for number, cell in enumerate(_code(notebook), start=1):
         if _MAGIC.search(cell.source):
             problems.append(f"code cell {number} has a magic or a shell line")
+        for output in cell.outputs:
+            if "data" in output and "text/plain" not in output.data:
+                problems.append(f"code cell {number} has an output without plain text")
     titles = [c for c in _prose(notebook) if re.search(r"^# \S", c.source, re.MULTILINE)]
     if len(titles) != 1 or titles[0] is not notebook.cells[0]:
         problems.append("the first cell, and it alone, must have a title (# …)")

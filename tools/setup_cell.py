@@ -19,16 +19,14 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 #: How the first code cell of a notebook begins where it is this one.
-FIRST_LINE = (
-    "# On Google Colab: install the book's library, leaving Colab's torch and numpy as they are."
-)
+FIRST_LINE = "# On Google Colab: install the book's library"
 
 #: The site folds the cell away; every claim of the chapter needs it.
 TAGS = ["setup", "hide-input"]
 
 TEMPLATE = """\
-{first_line}
-# Anywhere else this cell does nothing.
+{first_line}.
+# Colab's own torch and numpy stay. Anywhere else this does nothing.
 import sys
 
 if "google.colab" in sys.modules:
@@ -40,7 +38,8 @@ if "google.colab" in sys.modules:
     Path("/tmp/kept.txt").write_text("\\n".join(kept))
     repository = "{repository}"
     library = f"residual-stream @ git+{{repository}}@{tag}"
-    check_call([sys.executable, "-m", "pip", "install", "-q", "-c", "/tmp/kept.txt", library])
+    pip = [sys.executable, "-m", "pip", "install", "-q"]
+    check_call([*pip, "-c", "/tmp/kept.txt", library])
 """
 
 

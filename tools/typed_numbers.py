@@ -16,7 +16,8 @@ DESIGN_SIZES = frozenset({1024, 1536, 2048, 2560, 3072, 4096, 8192, 9216, 49152,
 #: A sentence with one of these reports a number that others measured.
 CITATION = re.compile(
     r"references\.md#"
-    r"|\b(?:long article|bench notes|4B lesson|lecture) (?:says?|reports?|gives?|finds?)\b"
+    r"|\b(?:long article|bench notes|4B lesson|lecture)\b.*\b(?:says?|reports?|gives?|finds?)\b",
+    re.DOTALL,
 )
 
 _NUMBER = r"[−+-]?\d+(?:[ ,\u202f]\d{3})*(?:\.\d+)?"

@@ -61,7 +61,7 @@ class Result:
 
 
 def number(value: int | float | Tensor, digits: int = 3) -> str:
-    """Format a value to ``digits`` significant digits, the thousands separated by a narrow no-break space.
+    """Format a value to ``digits`` significant digits, thousands set off by a narrow space.
 
     Example:
         >>> number(0.012345), number(25123.4, 2), number(-3.0, 2)

@@ -31,14 +31,22 @@ def skipped_blocks(model: TransformerBridge, layers: Sequence[int]) -> Iterator[
         Nothing; the blocks are restored at the end, also after an error.
     """
 
+    # Imported here: TransformerLens takes seconds to import.
+    from transformer_lens.model_bridge.sources.native.model import NativeBlock
+
     def pass_on(*args: Any, **kwargs: Any) -> Any:
         return args[0] if args else kwargs["hidden_states"]
+
+    def pass_on_in_a_tuple(*args: Any, **kwargs: Any) -> Any:
+        return (pass_on(*args, **kwargs),)
 
     with ExitStack() as restore:
         for layer in layers:
             block = model.blocks[layer]
+            # TransformerLens's own blocks return a tuple of one, Hugging Face's a tensor.
+            native = isinstance(block.original_component, NativeBlock)
             # Past the bridge's own __setattr__, which would set it on the Hugging Face block.
-            object.__setattr__(block, "forward", pass_on)
+            object.__setattr__(block, "forward", pass_on_in_a_tuple if native else pass_on)
             restore.callback(object.__delattr__, block, "forward")
         yield
 
