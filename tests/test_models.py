@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 import residual_stream as rs
 from residual_stream import catalogue, devices
-from residual_stream.checkpoints import checkpoint_name, save_weights, write_manifest
+from residual_stream.checkpoint_files import checkpoint_name, save_weights, write_manifest
 from residual_stream.fetch import DamagedError, FetchError, NoNetworkError
 
 IDS = torch.tensor([[0, 5, 9, 3]])

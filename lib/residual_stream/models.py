@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from . import induction
 from .catalogue import Catalogue, available, known, shipped, shipped_folder, smollm2_folder
-from .checkpoints import load_weights, shipped_steps
+from .checkpoint_files import load_weights, shipped_steps
 from .devices import choose_device
 from .fetch import DamagedError
 from .hub import bring, require_folder
@@ -196,6 +197,9 @@ def _named(
 
         # with the start token switched on already, TransformerLens need not read the file again
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, add_bos_token=True)
+        if name == "induction":  # attention only, which no transformers class is
+            bridge = induction.boot(folder, state, tokenizer=tokenizer, device=device)
+            return _honest(bridge, name)
         if state is None:
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, attn_implementation="eager", use_safetensors=True

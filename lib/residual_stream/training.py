@@ -60,7 +60,7 @@ class Step:
 
     Attributes:
         number: 1 for the first step; the weights now are those after `number` steps.
-        loss: Mean cross-entropy of the batch before the step, in nats per token.
+        loss: The loss of the batch before the step, in nats per token.
         learning_rate: Learning rate that the step used.
         grad_norm: Norm of the whole gradient before clipping.
     """
@@ -216,7 +216,7 @@ def train(
     batches: Iterable[Int[Tensor, "batch pos"]],
     recipe: Recipe,
     *,
-    logits: Callable[[Tensor], Tensor] | None = None,
+    loss: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Step]:
     """Train a language model with AdamW and yield each step after it was taken.
 
@@ -226,7 +226,8 @@ def train(
         model: Module whose parameters are trained, in place.
         batches: Token ids, one tensor `[batch, pos]` a step; at least `recipe.steps` of them.
         recipe: Learning rate, decay, clipping and the number of steps.
-        logits: Function from tokens to logits `[batch, pos, vocab]`; the model itself if not given.
+        loss: Function from a batch's tokens to the scalar to lower, in nats per token. If None, it
+            is the mean of `token_losses` of the model's output, logits `[batch, pos, vocab]`.
 
     Yields:
         `Step` with the batch's loss, the learning rate and the gradient's norm.
@@ -237,7 +238,7 @@ def train(
 
     Source: Loshchilov & Hutter 2019 (AdamW); decay on matrices only as in GPT-2's descendants.
     """
-    forward = model if logits is None else logits
+    measure = loss or (lambda tokens: token_losses(model(tokens), tokens).mean())
     trained = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(
         [
@@ -259,12 +260,12 @@ def train(
             group["lr"] = rate
         optimiser.zero_grad()
         with torch.enable_grad():
-            loss = token_losses(forward(tokens), tokens).mean()
-            loss.backward()
+            value = measure(tokens)
+            value.backward()
         norm = float(nn.utils.clip_grad_norm_(trained, recipe.clip))
-        if not (math.isfinite(loss.item()) and math.isfinite(norm)):
+        if not (math.isfinite(value.item()) and math.isfinite(norm)):
             raise FloatingPointError(
-                f"train: step {number} has loss {loss.item()}, gradient {norm}"
+                f"train: step {number} has loss {value.item()}, gradient {norm}"
             )
         optimiser.step()
-        yield Step(number, loss.item(), rate, norm)
+        yield Step(number, value.item(), rate, norm)

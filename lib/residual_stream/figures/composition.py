@@ -185,9 +185,13 @@ def phase(
         ax.set_xlabel("training step (checkpoints, not to scale)")
         ax.legend(fontsize=8)
     right.axhline(chance, color=PALETTE["other"], linestyle="--", linewidth=1)
+    right.annotate(
+        "chance for composition", (len(steps) - 1, chance), xytext=(0, -11), ha="right",
+        textcoords="offset points", fontsize=8, color=PALETTE["other"],
+    )  # fmt: skip
     right.set_ylim(0, 1.03)
     left.set_ylabel("loss (nats per token)")
-    right.set_ylabel("score (dashed: composition by chance)")
+    right.set_ylabel("score (share of attention, or norm)")
     return figure
 
 
