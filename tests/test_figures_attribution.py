@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import matplotlib as mpl
 import pytest
 import torch
 
@@ -53,6 +54,17 @@ DRAWINGS = {
     "composition": composition,
     "eigenvalues": eigenvalues,
     "patterns": patterns,
+    "omissions": lambda: drawn.omissions(
+        torch.rand(30) + 9, torch.rand(30) + 9, {"a": torch.randn(30), "b": torch.rand(30) + 50}
+    ),
+    "grain": lambda: drawn.grain({"layer": 3.0, "head": 9.0}, {"layer": -1.0, "head": -7.0}),
+    "lens and shares": lambda: drawn.lens_and_shares(torch.rand(5, 9), torch.rand(5, 9)),
+    "phase": lambda: heads.phase(
+        [0, 5, 20], {"a": [3.0, 2.0, 1.0]}, {"b": [0.1, 0.2, 0.9], "c": [0.0, 0.1, 0.5]}, chance=0.1
+    ),
+    "detectors": lambda: heads.detectors(
+        torch.rand(2, 3), {"row": torch.rand(2, 3), "stream": torch.rand(2, 3)}, marked=[(0, 1)]
+    ),
     "routes": lambda: heads.routes({"clean": 3.8, "keys": 9.5, "values": 4.4}, reference="clean"),
 }
 
@@ -71,3 +83,15 @@ def test_the_waterfall_ends_at_the_models_own_logit():
     bars = drawn.waterfall(attribution).axes[0].patches
     ends = [bar.get_y() + bar.get_height() for bar in bars[: len(attribution.labels)]]
     assert ends[-1] == pytest.approx(float(attribution.logit[0]), abs=1e-4)
+
+
+def test_the_grain_of_a_split_keeps_its_net():
+    drawing = drawn.grain({"layer": 3.0, "neuron": 90.0}, {"layer": -1.0, "neuron": -88.0})
+    assert [text.get_text() for text in drawing.axes[0].texts] == ["net 2.0", "net 2.0"]
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_drawing_leaves_the_readers_style_alone(name):
+    before = dict(mpl.rcParams)
+    DRAWINGS[name]()
+    assert dict(mpl.rcParams) == before

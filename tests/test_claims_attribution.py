@@ -1,0 +1,109 @@
+"""Chapter 3: every claim's experiment runs alone, and goes red when what it shows is broken."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+import residual_stream as rs
+from chapter_cells import Chapter, replacing
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    return Chapter("03_attribution")
+
+
+def without_write(index):
+    def change(stream):
+        writes = stream.writes.clone()
+        writes[index] = 0
+        return replace(stream, writes=writes)
+
+    return change
+
+
+@contextmanager
+def a_model_in_which_nobody_repairs(namespace):
+    original = rs.self_repair
+
+    def unrepaired(*args, **kwargs):
+        split = original(*args, **kwargs)
+        nothing = torch.zeros_like(split.direct)
+        return replace(split, effect=split.direct, later=nothing, norm=nothing)
+
+    rs.self_repair = unrepaired
+    try:
+        yield
+    finally:
+        rs.self_repair = original
+
+
+@contextmanager
+def an_origin_at_zero(namespace):
+    original = rs.logit_attribution
+    rs.logit_attribution = lambda *args, **kwargs: original(*args, **(kwargs | {"center": False}))
+    try:
+        yield
+    finally:
+        rs.logit_attribution = original
+
+
+@contextmanager
+def a_young_model(namespace):
+    kept = namespace["small"]
+    namespace["small"] = young = rs.load("induction", checkpoint=0)
+    namespace["small_run"] = rs.record(young, namespace["small_run"].tokens)
+    yield
+    namespace["small"] = kept
+
+
+MUTATIONS = {
+    "the gain is dropped": ("A1", {"rewrite": ("gain * columns", "columns")}),
+    "a write is lost": ("A1", {"mutation": replacing("stream", without_write(9))}),
+    "logits are not centred": ("A2", {"mutation": an_origin_at_zero}),
+    "the last twenty layers are taken for ten": ("A2", {"rewrite": (">= 20", ">= 10")}),
+    "the lens divides at the top": (
+        "A6",
+        {"rewrite": ("lens_logit = along / sigma", "lens_logit = cumulative")},
+    ),
+    "another head is taken out": (
+        "A4",
+        {"rewrite": ("source = pairs.source[0]", "source = (11, 1)")},
+    ),
+    "the small model has learned nothing": ("A4", {"mutation": a_young_model}),
+    "values and keys are confused": (
+        "A5",
+        {"rewrite": ("hook_{route}", "hook_{dict(q='q', k='v', v='k')[route]}")},
+    ),
+    "the heads are fed the row": ("A7", {"rewrite": ('"0_mlp_out"', '"embed"')}),
+    "the small model has no copying heads": ("A7", {"mutation": a_young_model}),
+    "nobody repairs": ("A3", {"mutation": a_model_in_which_nobody_repairs}),
+}
+CLAIMS = [f"A{n}" for n in range(1, 8)]
+
+
+def test_every_claim_of_the_chapter_is_on_the_page_and_has_a_mutation(chapter):
+    assert set(chapter.claims()) == set(CLAIMS) == {claim for claim, _ in MUTATIONS.values()}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_the_experiment_of_a_claim_stands_alone(chapter, claim):
+    chapter.run(claim)
+
+
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_the_experiment_of_a_claim_fails_when_it_is_broken(chapter, what):
+    claim, how = MUTATIONS[what]
+    with pytest.raises(AssertionError):
+        chapter.run(claim, **how)
+
+
+def test_the_mutations_left_the_model_as_it_was(chapter):
+    stream = chapter.namespace["stream"]
+    with torch.no_grad():
+        again = rs.record(chapter.namespace["model"], stream.tokens)
+    assert torch.equal(again.writes, stream.writes)
