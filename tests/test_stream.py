@@ -203,3 +203,12 @@ def test_it_says_what_it_is_in_one_line(model):
 def test_str_tokens_are_the_tokens_as_text(bench):
     stream = rs.record(bench, "In the beginning")
     assert "".join(stream.str_tokens[0]).endswith("In the beginning")
+
+
+def test_a_block_that_skips_its_writes_is_refused_by_name():
+    model = tiny()
+    model.blocks[2].original_component.forward = lambda hidden_states, *args, **kwargs: (
+        hidden_states
+    )
+    with pytest.raises(rs.LedgerError, match=r"block 2 \(GPT2Block\) ended after 6 .*'2_attn_out'"):
+        rs.record(model, IDS)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .audit import Audit, BlockAudit, LedgerError, audit_ledger
 from .inputs import to_positions, to_tokens
-from .wiring import Wiring, read_wiring
+from .wiring import Boundary, Wiring, read_wiring
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -172,6 +172,7 @@ def record(
 
     Raises:
         WiringError: A block whose writes the library does not know.
+        LedgerError: A block that skips or repeats a write of its wiring.
         ValueError: Empty or over-long text, token ids outside the vocabulary, texts of unequal
             length, text given to a model without tokenizer.
         IndexError: A position outside the text.
@@ -225,8 +226,8 @@ class _Ledger:
             found.append(
                 (
                     boundary.hook,
-                    lambda value, hook, is_top=boundary.hook == last: self._on_stream(
-                        value, is_top=is_top
+                    lambda value, hook, boundary=boundary: self._on_stream(
+                        value, boundary, is_top=boundary.hook == last
                     ),
                 )
             )
@@ -257,7 +258,12 @@ class _Ledger:
         self.expected = write if self.expected is None else self.expected + write
         self.scale = torch.as_tensor(self.scale, device=write.device).maximum(write.abs().max())
 
-    def _on_stream(self, value: Tensor, *, is_top: bool) -> None:
+    def _on_stream(self, value: Tensor, boundary: Boundary, *, is_top: bool) -> None:
+        if self.n_written != boundary.writes_before:
+            raise LedgerError(
+                f"record: {boundary.closes} ended after {self.n_written} writes in all, not "
+                f"{boundary.writes_before}: {self.wiring.labels[self.n_written]!r} was not written"
+            )
         stream = self._kept(value)
         assert self.expected is not None
         self.measured.append(((self.expected - stream).abs().max(), self.scale))
