@@ -1,0 +1,122 @@
+"""Chapter 2: every claim's experiment runs alone, and goes red when what it shows is broken."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+import residual_stream as rs
+from chapter_cells import Chapter, hooking, replacing
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    return Chapter("02_subspaces")
+
+
+def patching(module, name, broken):
+    """A mutation that puts `broken(original)` in the place of one function of the library."""
+
+    @contextmanager
+    def mutation(namespace):
+        original = getattr(module, name)
+        setattr(module, name, broken(original))
+        try:
+            yield
+        finally:
+            setattr(module, name, original)
+
+    return mutation
+
+
+def directions_with_a_common_part(original):
+    return lambda *args, **kwargs: original(*args, **kwargs) + 0.02
+
+
+def a_write_along_the_stream(original):
+    def write(norm, reader, x, *, relative, **kwargs):
+        return relative * x
+
+    return write
+
+
+def a_channel_for_every_block(original):
+    def own_channel(port):
+        mask = torch.zeros_like(port.matrix)
+        mask[19 * port.layer : 19 * (port.layer + 1)] = 1
+        return replace(port, matrix=port.matrix * mask)
+
+    return lambda *args, **kwargs: [own_channel(port) for port in original(*args, **kwargs)]
+
+
+def features_that_are_always_on(original):
+    def train(*, sparsity, **kwargs):
+        return original(sparsity=[0.0 for _ in sparsity], **kwargs)
+
+    return train
+
+
+def a_rotation_that_forgets_a_weight(original):
+    def rotate(model, **kwargs):
+        turned = original(model, **kwargs)
+        with torch.no_grad():
+            turned.model.original_model.model.layers[12].self_attn.o_proj.weight.mul_(1.1)
+        return turned
+
+    return rotate
+
+
+def cosines_of_random_directions(original):
+    def cosines(vectors, **kwargs):
+        draw = torch.Generator().manual_seed(0)
+        return original(torch.randn(2000, vectors.shape[1], generator=draw), **kwargs)
+
+    return cosines
+
+
+def nothing_written_above_block_10():
+    return hooking(
+        "model",
+        *(
+            (f"blocks.{layer}.hook_{kind}_out", lambda value, hook: 0 * value)
+            for layer in range(10, 30)
+            for kind in ("attn", "mlp")
+        ),
+    )
+
+
+MUTATIONS = {
+    "S1": {"mutation": patching(rs.directions, "random_directions", directions_with_a_common_part)},
+    "S2": {"mutation": patching(rs.divisor, "orthogonal_write", a_write_along_the_stream)},
+    "S3": {"mutation": patching(rs.subspaces, "ports", a_channel_for_every_block)},
+    "S4": {"mutation": patching(rs.superposition, "train_toys", features_that_are_always_on)},
+    "S5": {"mutation": patching(rs.rotation, "rotate_model", a_rotation_that_forgets_a_weight)},
+    "S6": {"mutation": patching(rs.subspaces, "cosines", cosines_of_random_directions)},
+    "S7": {"mutation": replacing("stream", lambda s: replace(s, writes=s.writes.abs()))},
+    "S8": {"mutation": nothing_written_above_block_10()},
+}
+
+
+def test_every_claim_of_the_chapter_is_on_the_page(chapter):
+    assert set(chapter.claims()) == set(MUTATIONS) == {f"S{n}" for n in range(1, 9)}
+
+
+@pytest.mark.parametrize("claim", MUTATIONS)
+def test_the_experiment_of_a_claim_stands_alone(chapter, claim):
+    chapter.run(claim)
+
+
+@pytest.mark.parametrize("claim", MUTATIONS)
+def test_the_experiment_of_a_claim_fails_when_it_is_broken(chapter, claim):
+    with pytest.raises(AssertionError):
+        chapter.run(claim, **MUTATIONS[claim])
+
+
+def test_the_mutations_left_the_model_as_it_was(chapter):
+    stream = chapter.namespace["stream"]
+    with torch.no_grad():
+        again = rs.record(chapter.namespace["model"], stream.tokens)
+    assert torch.equal(again.writes, stream.writes)
