@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import torch
+
+import residual_stream as rs
 
 CHAPTERS = Path(__file__).parents[1] / "chapters"
 Namespace = dict[str, Any]
@@ -59,6 +62,12 @@ class Chapter:
             self._run(sources, namespace)
         return namespace
 
+    def records_as_before(self) -> bool:
+        """Whether the model still writes, to the bit, what it wrote in the setup cells."""
+        stream = self.namespace["stream"]
+        again = rs.record(self.namespace["model"], stream.tokens)
+        return torch.equal(again.writes, stream.writes)
+
     def _tagged(self, tag: str) -> list[str]:
         return [cell.source for cell in self.cells if tag in cell.metadata.get("tags", [])]
 
@@ -80,6 +89,32 @@ def replacing(name: str, change: Callable[[Any], Any]) -> Mutation:
     def mutation(namespace: Namespace) -> Iterator[None]:
         namespace[name] = change(namespace[name])
         yield
+
+    return mutation
+
+
+def without_write(index: int) -> Callable[[rs.ResidualStream], rs.ResidualStream]:
+    """A change of a stream that loses one of its writes."""
+
+    def change(stream: rs.ResidualStream) -> rs.ResidualStream:
+        writes = stream.writes.clone()
+        writes[index] = 0
+        return replace(stream, writes=writes)
+
+    return change
+
+
+def patching(owner: Any, name: str, broken: Callable[[Any], Any]) -> Mutation:
+    """A mutation that puts `broken(original)` in the place of one function while cells run."""
+
+    @contextmanager
+    def mutation(namespace: Namespace) -> Iterator[None]:
+        original = getattr(owner, name)
+        setattr(owner, name, broken(original))
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)
 
     return mutation
 

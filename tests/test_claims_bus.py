@@ -4,10 +4,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import torch
 
 import residual_stream as rs
-from chapter_cells import Chapter, hooking, replacing, scaling
+from chapter_cells import Chapter, hooking, patching, replacing, scaling, without_write
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -15,15 +14,6 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def chapter():
     return Chapter("01_bus")
-
-
-def without_write(index):
-    def change(stream):
-        writes = stream.writes.clone()
-        writes[index] = 0
-        return replace(stream, writes=writes)
-
-    return change
 
 
 def only_the_row(after):
@@ -48,32 +38,23 @@ def a_quiet_first_block(namespace):
     yield
 
 
-@contextmanager
-def a_record_that(namespace, behaves):
-    original = rs.record
-    rs.record = lambda *args, **kwargs: behaves(namespace, original(*args, **kwargs))
-    try:
-        yield
-    finally:
-        rs.record = original
-
-
 def interventions_without_consequence(namespace):
-    return a_record_that(namespace, lambda ns, stream: ns["stream"])
+    def deaf(record):
+        return lambda *args, **kwargs: namespace["stream"]
+
+    return patching(rs, "record", deaf)(namespace)
 
 
-def a_record_that_loses_a_write(namespace):
-    return a_record_that(namespace, lambda ns, stream: without_write(4)(stream))
+def a_record_that_loses_a_write(record):
+    return lambda *args, **kwargs: without_write(4)(record(*args, **kwargs))
 
 
-@contextmanager
-def a_wiring_that_misses_a_write(namespace):
-    original = rs.read_wiring
-    rs.read_wiring = lambda model: replace(original(model), writes=original(model).writes[:-1])
-    try:
-        yield
-    finally:
-        rs.read_wiring = original
+def a_wiring_that_misses_a_write(read_wiring):
+    def misread(model):
+        wiring = read_wiring(model)
+        return replace(wiring, writes=wiring.writes[:-1])
+
+    return misread
 
 
 @contextmanager
@@ -95,20 +76,13 @@ def a_wire_from_block_0_to_block_20():
     )
 
 
-@contextmanager
 def a_gate_on_the_shortcut(namespace):
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
 
-    original = Qwen3_5DecoderLayer.forward
+    def gated(forward):
+        return lambda self, x, *args, **kwargs: forward(self, x, *args, **kwargs) - 0.01 * x
 
-    def gated(self, hidden_states, *args, **kwargs):
-        return original(self, hidden_states, *args, **kwargs) - 0.01 * hidden_states
-
-    Qwen3_5DecoderLayer.forward = gated
-    try:
-        yield
-    finally:
-        Qwen3_5DecoderLayer.forward = original
+    return patching(Qwen3_5DecoderLayer, "forward", gated)(namespace)
 
 
 MUTATIONS = {
@@ -123,14 +97,14 @@ MUTATIONS = {
         )
     },
     "B5": {"mutation": replacing("stream", lambda s: replace(s, writes=s.writes + 0.01))},
-    "B6": {"mutation": a_wiring_that_misses_a_write},
+    "B6": {"mutation": patching(rs, "read_wiring", a_wiring_that_misses_a_write)},
     "B7": {"mutation": keys_and_values_of_their_own},
     "B8": {"mutation": the_row_alone},
     "B9": {"mutation": replacing("stream", lambda s: replace(s, writes=s.writes / 1000))},
     "B10": {"mutation": a_quiet_first_block},
     "B11": {"mutation": a_wire_from_block_0_to_block_20()},
     "B12": {"mutation": a_gate_on_the_shortcut},
-    "B13": {"mutation": a_record_that_loses_a_write},
+    "B13": {"mutation": patching(rs, "record", a_record_that_loses_a_write)},
     "B14": {"rewrite": ("state + branch if residual else branch", "branch")},
 }
 
@@ -151,7 +125,4 @@ def test_the_experiment_of_a_claim_fails_when_it_is_broken(chapter, claim):
 
 
 def test_the_mutations_left_the_model_as_it_was(chapter):
-    stream = chapter.namespace["stream"]
-    with torch.no_grad():
-        again = rs.record(chapter.namespace["model"], stream.tokens)
-    assert torch.equal(again.writes, stream.writes)
+    assert chapter.records_as_before()

@@ -1,13 +1,12 @@
 """Chapter 2: every claim's experiment runs alone, and goes red when what it shows is broken."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
 import residual_stream as rs
-from chapter_cells import Chapter, hooking, replacing
+from chapter_cells import Chapter, hooking, patching, replacing
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -15,21 +14,6 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def chapter():
     return Chapter("02_subspaces")
-
-
-def patching(module, name, broken):
-    """A mutation that puts `broken(original)` in the place of one function of the library."""
-
-    @contextmanager
-    def mutation(namespace):
-        original = getattr(module, name)
-        setattr(module, name, broken(original))
-        try:
-            yield
-        finally:
-            setattr(module, name, original)
-
-    return mutation
 
 
 def directions_with_a_common_part(original):
@@ -116,7 +100,4 @@ def test_the_experiment_of_a_claim_fails_when_it_is_broken(chapter, claim):
 
 
 def test_the_mutations_left_the_model_as_it_was(chapter):
-    stream = chapter.namespace["stream"]
-    with torch.no_grad():
-        again = rs.record(chapter.namespace["model"], stream.tokens)
-    assert torch.equal(again.writes, stream.writes)
+    assert chapter.records_as_before()

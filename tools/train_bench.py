@@ -196,26 +196,38 @@ def build(
             "n_ctx": N_CTX,
             "recipe": vars(recipe),
             "threads": THREADS,
-            "torch": torch.__version__,
             "transformers": transformers.__version__,
-            "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
-            "minutes": round((time.perf_counter() - began) / 60, 1),
-            "cpu_minutes": round(time.process_time() / 60, 1),
+            **provenance(began),
             "loss_unit": "nats per token; train_loss is the mean since the row before",
             "losses": rows,
         },
     )
 
 
-def main() -> None:
-    """Fetch the text, train, and write the folder."""
+def provenance(began: float) -> dict[str, str | float]:
+    """What the bytes of a run depend on beside its recipe, and how long it took.
+
+    Args:
+        began: `time.perf_counter()` at the start of the run.
+    """
+    return {
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "minutes": round((time.perf_counter() - began) / 60, 1),
+        "cpu_minutes": round(time.process_time() / 60, 1),
+    }
+
+
+def command(
+    build: Callable[[list[tuple[str, str]], Path], None], description: str, to: Path
+) -> None:
+    """Run a training tool's command line: fetch the text, train, and write the folder."""
     from residual_stream.corpus import king_james
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=DATA, help="folder to write")
-    arguments = parser.parse_args()
-    build(king_james(), arguments.out)
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=to, help="folder to write")
+    build(king_james(), parser.parse_args().out)
 
 
 if __name__ == "__main__":
-    main()
+    command(build, __doc__, DATA)

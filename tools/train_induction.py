@@ -9,10 +9,8 @@ only earlier context predicts them. Shipped with checkpoints through the phase c
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
-import platform
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -26,7 +24,15 @@ from residual_stream.checkpoint_files import FINAL, checkpoint_name, save_weight
 from residual_stream.heads import head_scores
 from residual_stream.induction import CONFIG, bridge_of, native_module
 from residual_stream.training import Recipe, reproducible, token_losses, train, windows
-from train_bench import HELD_OUT, encode, held_out_windows, split, train_tokenizer
+from train_bench import (
+    HELD_OUT,
+    command,
+    encode,
+    held_out_windows,
+    provenance,
+    split,
+    train_tokenizer,
+)
 
 DATA = Path(__file__).parents[1] / "lib" / "residual_stream" / "data" / "induction"
 THREADS = 1
@@ -136,10 +142,7 @@ def build(
             "n_ctx": N_CTX,
             "recipe": vars(recipe),
             "threads": THREADS,
-            "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
-            "minutes": round((time.perf_counter() - began) / 60, 1),
-            "cpu_minutes": round(time.process_time() / 60, 1),
+            **provenance(began),
             "units": f"losses in nats per token; a copy is {COPY} random tokens; scores are mean "
             "attention, [layer][head]",
             "measured": rows,
@@ -147,15 +150,5 @@ def build(
     )
 
 
-def main() -> None:
-    """Fetch the text, train, and write the folder."""
-    from residual_stream.corpus import king_james
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=DATA, help="folder to write")
-    arguments = parser.parse_args()
-    build(king_james(), arguments.out)
-
-
 if __name__ == "__main__":
-    main()
+    command(build, __doc__, DATA)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -84,10 +85,10 @@ class ResidualStream:
 
         Each tensor is valid until the next is asked for; clone what you keep.
         """
-        running = torch.zeros_like(self.writes[0])
-        for index, write in enumerate(self.writes):
-            running = write.clone() if index == 0 else running.add_(write)
-            yield running
+        running = self.writes[0].clone()
+        yield running
+        for write in self.writes[1:]:
+            yield running.add_(write)
 
     def accumulated(self) -> Float[Tensor, "write batch pos d_model"]:
         """Return the stream after each write, stacked: as much memory again as the writes."""
@@ -112,10 +113,7 @@ class ResidualStream:
                 f"ResidualStream.after: k = {k} is out of range; there are {len(self.writes)} "
                 f"writes, so 0 ≤ k ≤ {len(self.writes) - 1}"
             )
-        running = self.writes[0].clone()
-        for write in self.writes[1 : index + 1]:
-            running += write
-        return running
+        return next(islice(self.partial_sums(), index, None))
 
     @cached_property
     def final(self) -> Float[Tensor, "batch pos d_model"]:
@@ -216,22 +214,16 @@ class _Ledger:
         self.measured: list[tuple[Tensor, Tensor | float]] = []
 
     def hooks(self) -> list[tuple[str, object]]:
-        points: dict[str, object] = {}
-        for index, write in enumerate(self.wiring.writes):
-            for hook in write.hooks:
-                points[hook] = lambda value, hook, index=index: self._on_write(index, value)
-        found = list(points.items())
-        last = self.wiring.boundaries[-1].hook
-        for boundary in self.wiring.boundaries:
-            found.append(
-                (
-                    boundary.hook,
-                    lambda value, hook, boundary=boundary: self._on_stream(
-                        value, boundary, is_top=boundary.hook == last
-                    ),
-                )
-            )
-        return found
+        writes = [
+            (point, lambda value, hook, index=index: self._on_write(index, value))
+            for index, write in enumerate(self.wiring.writes)
+            for point in write.hooks
+        ]
+        boundaries = [
+            (boundary.hook, lambda value, hook, at=boundary: self._on_stream(value, at))
+            for boundary in self.wiring.boundaries
+        ]
+        return [*writes, *boundaries]
 
     def _kept(self, value: Tensor) -> Tensor:
         if self.positions is None:
@@ -258,7 +250,7 @@ class _Ledger:
         self.expected = write if self.expected is None else self.expected + write
         self.scale = torch.as_tensor(self.scale, device=write.device).maximum(write.abs().max())
 
-    def _on_stream(self, value: Tensor, boundary: Boundary, *, is_top: bool) -> None:
+    def _on_stream(self, value: Tensor, boundary: Boundary) -> None:
         if self.n_written != boundary.writes_before:
             raise LedgerError(
                 f"record: {boundary.closes} ended after {self.n_written} writes in all, not "
@@ -268,7 +260,7 @@ class _Ledger:
         assert self.expected is not None
         self.measured.append(((self.expected - stream).abs().max(), self.scale))
         self.expected, self.scale = stream, 0.0
-        if is_top:
+        if boundary is self.wiring.boundaries[-1]:
             self.top = stream.clone()
             # TransformerLens's own way to end a forward pass early; nobody asked for logits.
             from transformer_lens.model_bridge.exceptions import StopAtLayerException
