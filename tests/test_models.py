@@ -364,13 +364,14 @@ def test_a_hub_model_with_only_a_pickle_in_the_cache_is_refused(hub, saved):
         rs.load("someone/tiny")
 
 
-def refused(error: Exception):
-    """Stand in for the hub's answer."""
+def refused(kind: str | None):
+    """Stand in for the hub's answer; None is that it knows the model."""
 
-    def download(*args, **kwargs):
-        raise error
+    def ask(*args, **kwargs):
+        if kind is not None:
+            raise answer(kind)
 
-    return download
+    return ask
 
 
 def answer(kind: str) -> Exception:
@@ -396,14 +397,29 @@ def answer(kind: str) -> Exception:
 def test_what_the_hub_refuses_is_said_in_our_words(kind, expected, said, monkeypatch, shipped):
     import huggingface_hub
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refused(answer(kind)))
+    asked_first = None if kind == "RemoteEntryNotFoundError" else kind  # of a model that is there
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refused(asked_first))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refused(kind))
     with pytest.raises(expected, match=f"(?s)load: .*{said}"):
         rs.load("bensh", revision="x")
+
+
+def test_a_hub_that_is_not_there_is_asked_once(monkeypatch):
+    import huggingface_hub
+
+    def downloaded(*args, **kwargs):
+        raise AssertionError("it went on to the download, which tries again and again")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refused("ConnectError"))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", downloaded)
+    with pytest.raises(NoNetworkError, match="run `hf download someone/new`"):
+        rs.load("someone/new")
 
 
 def test_a_hub_model_without_safetensors_is_refused_before_its_weights_are_fetched(monkeypatch):
     import huggingface_hub
 
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refused(None))
     asked = []
 
     def download(name, file, **kwargs):

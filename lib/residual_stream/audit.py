@@ -12,6 +12,7 @@ because :math:`\mathrm{fl}(a+b) = (a+b)/(1+\delta)` with :math:`|\delta| \le u` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,24 +28,48 @@ class LedgerError(RuntimeError):
 
 @dataclass(frozen=True)
 class BlockAudit:
-    """One stage of the model: its own input plus its recorded writes, against its own output.
+    """One stage of the model, or one reading of the stream, against what the writes say.
+
+    A stage: its own input plus its recorded writes, against its own output. A reading: the stream
+    after the writes that come before it, against what the branch was given.
 
     Attributes:
-        name: The stage in words, for example ``"block 3 (LlamaDecoderLayer)"``.
+        name: The stage or the reader in words, for example ``"block 3 (LlamaDecoderLayer)"``.
         layer: The block, −1 for the embedding stage.
-        error: Largest difference between input plus writes and output, in the units of the stream.
-        scale: Largest entry of the stage's writes, for comparison.
+        error: Largest difference, in the units of the stream.
+        scale: Largest entry of the writes before it in its block, for comparison.
+        reads: Whether it is a reading.
     """
 
     name: str
     layer: int
     error: float
     scale: float
+    reads: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether the stage closes to the bit."""
+        """Whether the stage closes, or the reading agrees, to the bit."""
         return self.error == 0.0
+
+    @property
+    def verdict(self) -> str:
+        """What is wrong here, in words; empty if nothing is."""
+        if self.ok:
+            return ""
+        size = f"by up to {self.error:.3g} (largest write there {self.scale:.3g})"
+        if not math.isfinite(self.error):
+            return f"{self.name}, where the stream or a write holds NaN or infinity"
+        if self.reads:
+            return (
+                f"{self.name}, which reads a stream that differs {size} from the writes before it; "
+                "the block is wired differently than this library reads it"
+            )
+        return (
+            f"{self.name}: its output differs from its input plus its recorded writes {size}; "
+            "something else writes to the stream, or the block is wired differently than this "
+            "library reads it"
+        )
 
 
 @dataclass(frozen=True)
@@ -58,6 +83,7 @@ class Audit:
         bound: Largest rounding bound over the coordinates (see the module's formula).
         within_bound: Whether the float64 sum is inside the bound in every coordinate.
         blocks: Every stage on its own, as measured while the stream was recorded.
+        reads: Every branch's reading of the stream, likewise.
         dtype: The dtype the model adds in.
     """
 
@@ -66,12 +92,13 @@ class Audit:
     bound: float
     within_bound: bool
     blocks: tuple[BlockAudit, ...]
+    reads: tuple[BlockAudit, ...]
     dtype: torch.dtype
 
     @property
     def open_blocks(self) -> tuple[BlockAudit, ...]:
-        """The stages that do not close."""
-        return tuple(block for block in self.blocks if not block.ok)
+        """The stages that do not close, and the readings that do not agree."""
+        return tuple(block for block in (*self.blocks, *self.reads) if not block.ok)
 
     @property
     def ok(self) -> bool:
@@ -84,34 +111,29 @@ class Audit:
         if self.ok:
             return f"the ledger closes: {len(self.blocks)} stages, each to the bit"
         if self.open_blocks:
-            first = self.open_blocks[0]
             more = len(self.open_blocks) - 1
-            also = f", and {more} more" if more else ""
-            return (
-                f"the ledger does not close at {first.name}: its output differs from its input "
-                f"plus its recorded writes by up to {first.error:.3g} (largest write there "
-                f"{first.scale:.3g}){also}; something else writes to the stream, or the block is "
-                "wired differently than this library reads it"
-            )
+            also = f"; and {more} more" if more else ""
+            return f"the ledger does not close at {self.open_blocks[0].verdict}{also}"
         return (
             "every block closed when it was recorded, but the writes held now do not add up to "
             f"the model's top (off by up to {self.replay_error:.3g}): a write was changed or lost"
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """Every stage as a row: name, layer, error, scale."""
+        """Every stage and every reading as a row: name, layer, error, scale."""
         return pd.DataFrame(
-            [(b.name, b.layer, b.error, b.scale) for b in self.blocks],
+            [(b.name, b.layer, b.error, b.scale) for b in (*self.blocks, *self.reads)],
             columns=["stage", "layer", "error", "largest write"],
         )
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        closed = len(self.blocks) - len(self.open_blocks)
+        closed, agree = (sum(b.ok for b in them) for them in (self.blocks, self.reads))
         dtype = str(self.dtype).removeprefix("torch.")
         return [
             (f"replay in {dtype}, in order", f"{self.replay_error:.3g}", "0, to the bit"),
             ("sum in float64", f"{self.sum_error:.3g}", f"≤ {self.bound:.3g}, the rounding bound"),
             ("stages closed on their own", f"{closed} of {len(self.blocks)}", "all"),
+            ("readings of the stream", f"{agree} of {len(self.reads)} as recorded", "all"),
         ]
 
     def __str__(self) -> str:
@@ -139,7 +161,7 @@ def audit_ledger(
     Args:
         writes: The writes in the order made, in the model's dtype.
         top: The model's own stream at the input of its final norm.
-        blocks: Every stage's own closure, measured during the forward pass.
+        blocks: Every stage's own closure and every reading, measured during the forward pass.
 
     Returns:
         The audit.
@@ -164,6 +186,7 @@ def audit_ledger(
         sum_error=error.max().item(),
         bound=bound.max().item(),
         within_bound=bool((error <= bound).all()),
-        blocks=tuple(blocks),
+        blocks=tuple(block for block in blocks if not block.reads),
+        reads=tuple(block for block in blocks if block.reads),
         dtype=writes.dtype,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -32,11 +33,13 @@ def bring(name: str, *, revision: str | None = None, known: str) -> None:
             files are not in its cache.
         FetchError: If the model's authors must first grant access to it.
     """
-    from httpx import TransportError
-    from huggingface_hub import errors, hf_hub_download
+    from huggingface_hub import HfApi, errors, hf_hub_download, try_to_load_from_cache
 
     given = name if revision is None else f"{name}@{revision}"
     try:
+        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+            # Asked once: hf_hub_download would try a hub that isn't there for half a minute.
+            HfApi().model_info(name, revision=revision, timeout=10)
         hf_hub_download(name, "config.json", revision=revision)
         for file in _weight_files(name, revision):
             hf_hub_download(name, file, revision=revision)
@@ -56,7 +59,7 @@ def bring(name: str, *, revision: str | None = None, known: str) -> None:
     except (
         errors.LocalEntryNotFoundError,
         errors.OfflineModeIsEnabled,
-        TransportError,
+        *_transport_errors(),
     ) as error:
         wanted = f"{name}" if revision is None else f"{name} --revision {revision}"
         raise UnknownModelError(
@@ -69,6 +72,12 @@ def bring(name: str, *, revision: str | None = None, known: str) -> None:
         raise ValueError(
             f"load: {given} has no config.json on the Hugging Face hub; pass a transformers model"
         ) from error
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What the hub's client raises without a network; which client it is depends on its version."""
+    clients = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name)]
+    return tuple(importlib.import_module(name).TransportError for name in clients)
 
 
 def _weight_files(name: str, revision: str | None) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def to_tokens(
     model: TransformerBridge,
-    text: str | Sequence[object] | Tensor,
+    text: object,
     *,
     prepend_bos: bool | None = None,
     caller: str = "record",
@@ -24,7 +25,8 @@ def to_tokens(
 
     Args:
         model: The model whose tokenizer, vocabulary and context length count.
-        text: One text, several texts of equal token length, or token ids.
+        text: One text, several texts of equal token length, or token ids: a list, a list of
+            lists, an array or a tensor, ``[seq]`` or ``[batch, seq]``.
         prepend_bos: Whether to put the beginning-of-text token first; the model's default if None.
         caller: The function named in errors.
 
@@ -37,24 +39,52 @@ def to_tokens(
         TypeError: Neither text nor integer ids.
     """
     if isinstance(text, str):
-        tokens = _encode(model, [text], prepend_bos, caller)
-    elif isinstance(text, Tensor):
-        tokens = text
-    else:
-        items = list(text)
-        if not items:
+        return _checked(model, _encode(model, [text], prepend_bos, caller), caller)
+    if isinstance(text, (list, tuple)):
+        if not text:
             raise ValueError(f"{caller}: got an empty list; pass a text or at least one token id")
-        if all(isinstance(item, str) for item in items):
-            tokens = _encode(model, items, prepend_bos, caller)
-        elif all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-            tokens = torch.tensor(items)
-        else:
-            kinds = sorted({type(item).__name__ for item in items})
-            raise TypeError(
-                f"{caller}: got a list of {', '.join(kinds)}; pass a text, a list of texts, a "
-                "list of integer token ids or an integer tensor"
-            )
-    return _checked(model, tokens, caller)
+        if all(isinstance(item, str) for item in text):
+            return _checked(model, _encode(model, list(text), prepend_bos, caller), caller)
+    return _checked(model, _as_ids(text, caller), caller)
+
+
+def _as_ids(ids: object, caller: str) -> Tensor:
+    """Token ids as a tensor, from a tensor, an array, or lists of integers."""
+    if isinstance(ids, Tensor):
+        return ids
+    if isinstance(ids, np.ndarray) and ids.dtype.kind in "iufb":
+        return torch.as_tensor(ids)
+    if not isinstance(ids, (list, tuple, range)):
+        raise TypeError(f"{caller}: got {_article(type(ids).__name__)}; {_ACCEPTED}")
+    nested = all(isinstance(row, (list, tuple, range)) for row in ids)
+    rows = [list(row) for row in ids] if nested else [list(ids)]
+    flat = [item for row in rows for item in row]
+    if not all(_is_integer(item) for item in flat):
+        kinds = sorted({type(item).__name__ for item in flat})
+        raise TypeError(f"{caller}: got a list of {', '.join(kinds)}; {_ACCEPTED}")
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError(
+            f"{caller}: the rows of token ids have {min(map(len, rows))} to "
+            f"{max(map(len, rows))} tokens; pass rows of one length, or one at a time"
+        )
+    largest = max((operator.index(item) for item in flat), key=abs, default=0)
+    if abs(largest) >= 2**63:
+        raise ValueError(f"{caller}: token id {largest} is outside every vocabulary")
+    return torch.tensor([[operator.index(i) for i in row] for row in rows], dtype=torch.long)
+
+
+_ACCEPTED = (
+    "pass a text, a list of texts of one length, or token ids (integers in a list, a list of "
+    "lists, an array or a tensor)"
+)
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def _is_integer(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, (bool, np.bool_, Tensor))
 
 
 def _encode(
@@ -106,13 +136,12 @@ def _checked(model: TransformerBridge, tokens: Tensor, caller: str) -> Int[Tenso
     return tokens.to(device=model.cfg.device, dtype=torch.long)
 
 
-def to_positions(
-    positions: int | slice | Sequence[int] | None, length: int, *, caller: str = "record"
-) -> Int[Tensor, " pos"]:
+def to_positions(positions: object, length: int, *, caller: str = "record") -> Int[Tensor, " pos"]:
     """Return positions as non-negative indices, in the order given.
 
     Args:
-        positions: An index (negative counts from the end), a slice, a list, or None for all.
+        positions: An index (negative counts from the end), a slice, a list, array or tensor of
+            indices, a mask with one bool per token, or None for all.
         length: Number of tokens.
         caller: The function named in errors.
 
@@ -121,7 +150,8 @@ def to_positions(
 
     Raises:
         IndexError: A position outside the text.
-        ValueError: No position is left.
+        TypeError: Positions that are not integers.
+        ValueError: No position is left, or a mask of another length.
 
     Example:
         >>> to_positions([0, -1], 5).tolist()
@@ -133,7 +163,7 @@ def to_positions(
     if isinstance(positions, slice):
         kept = everything[positions]
     else:
-        wanted = [positions] if isinstance(positions, int) else [int(p) for p in positions]
+        wanted = _indices(positions, length, caller)
         outside = [p for p in wanted if not -length <= p < length]
         if outside:
             raise IndexError(
@@ -144,3 +174,23 @@ def to_positions(
     if len(kept) == 0:
         raise ValueError(f"{caller}: positions = {positions!r} keeps none of the {length} tokens")
     return kept
+
+
+def _indices(positions: object, length: int, caller: str) -> list[int]:
+    if isinstance(positions, (Tensor, np.ndarray)):
+        positions = positions.tolist()  # Python's own numbers
+    given = list(positions) if isinstance(positions, (list, tuple, range)) else [positions]
+    if given and all(isinstance(p, (bool, np.bool_)) for p in given) and given != [positions]:
+        if len(given) != length:
+            raise ValueError(
+                f"{caller}: the mask of positions has {len(given)} entries; the text has {length} "
+                "tokens"
+            )
+        return [index for index, keep in enumerate(given) if keep]
+    odd = next((p for p in given if not _is_integer(p)), None)
+    if odd is not None:
+        raise TypeError(
+            f"{caller}: position {odd!r} is {_article(type(odd).__name__)}; pass an integer, a "
+            "slice, a list of integers, or a mask with one bool per token"
+        )
+    return [operator.index(p) for p in given]  # type: ignore[arg-type]

@@ -294,6 +294,8 @@ def _bridge(
         determine_architecture_from_hf_config,
     )
 
+    if model.config.architectures is None:  # as from_config leaves it; TransformerLens wants it
+        model.config.architectures = [type(model).__name__]
     if tokenizer is not None:
         bridge = TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer)
     else:

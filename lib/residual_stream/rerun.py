@@ -114,11 +114,34 @@ def run_to_top(
     Returns:
         The stream at the input of the final norm. The unembedding does not run.
     """
+    return run_until(model, inputs, "ln_final.hook_in", fwd_hooks=fwd_hooks, **options)
+
+
+def run_until(
+    model: TransformerBridge,
+    inputs: Tensor,
+    point: str,
+    *,
+    fwd_hooks: Sequence[Hook] = (),
+    **options: Any,
+) -> Tensor:
+    """Run ``model`` up to the hook point ``point`` and return the value there; the rest is not run.
+
+    Args:
+        model: A ``TransformerBridge``.
+        inputs: What the model's own call takes: token ids, or a stream with ``start_at_layer``.
+        point: Name of the hook point, for example ``"blocks.1.hook_in"``.
+        fwd_hooks: Hooks of the form ``(name, function(value, hook))``.
+        options: Passed to the model's call.
+
+    Returns:
+        A copy of the value at the hook point.
+    """
     # TransformerLens's own way to end a forward pass early.
     from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
     def stop(value: Tensor, hook: Any) -> None:
         raise StopAtLayerException(value.detach().clone())
 
-    with torch.no_grad(), model.hooks(fwd_hooks=[*fwd_hooks, ("ln_final.hook_in", stop)]):
+    with torch.no_grad(), model.hooks(fwd_hooks=[*fwd_hooks, (point, stop)]):
         return model(inputs, return_type=None, **options)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from .audit import Audit, BlockAudit, LedgerError, audit_ledger
 from .inputs import to_positions, to_tokens
-from .wiring import Boundary, Wiring, read_wiring
+from .wiring import Boundary, Read, Wiring, read_wiring
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -32,7 +32,7 @@ class ResidualStream:
         top: The model's own stream at the input of the final norm: the audit holds the writes
             against it.
         wiring: Which hook points the writes were read at.
-        blocks: Every stage's closure, measured while recording.
+        blocks: Every stage's closure, and every branch's reading, measured while recording.
     """
 
     model: TransformerBridge
@@ -55,7 +55,7 @@ class ResidualStream:
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of each write: ``embed``, ``pos_embed``, ``attn``, ``mlp``, ``parallel``."""
+        """The kind of each write; see :class:`~residual_stream.wiring.Write`."""
         return [write.kind for write in self.wiring.writes]
 
     @property
@@ -115,7 +115,7 @@ class ResidualStream:
             )
         return next(islice(self.partial_sums(), index, None))
 
-    @cached_property
+    @property
     def final(self) -> Float[Tensor, "batch pos d_model"]:
         """The stream after the last write: the replayed top."""
         return self.after(len(self.writes) - 1)
@@ -140,33 +140,39 @@ class ResidualStream:
         n_write, batch, pos, width = self.writes.shape
         name = getattr(self.model.cfg, "model_name", "model")
         dtype = str(self.writes.dtype).removeprefix("torch.")
+        opened = next((f"; OPEN at {block.name}" for block in self.blocks if not block.ok), "")
         return (
             f"ResidualStream({name}: {n_write} writes × {batch} × {pos} positions × {width}, "
-            f"{dtype}, {self.writes.device})"
+            f"{dtype}, {self.writes.device}{opened})"
         )
 
 
 def record(
     model: TransformerBridge,
-    text: str | Sequence[object] | Tensor,
+    text: str | Sequence[object] | np.ndarray | Tensor,
     *,
-    positions: int | slice | Sequence[int] | None = None,
+    positions: int | slice | Sequence[int] | np.ndarray | Tensor | None = None,
     prepend_bos: bool | None = None,
+    device: str | torch.device | None = None,
 ) -> ResidualStream:
     """Run ``model`` once and return everything written to its residual stream.
 
-    Hooks already on the model stay active, so a stream can be recorded under an intervention.
+    Hooks already on the model stay active, so a stream can be recorded under an intervention. A
+    ledger that does not close is recorded too, so that its audit can say where it is open; its
+    ``repr`` says so, and every analysis of this library refuses it.
 
     Args:
         model: A ``TransformerBridge``, as :func:`residual_stream.load` returns it.
         text: One text, several texts of equal token length, or token ids.
-        positions: Which positions to keep: an index, a slice or a list; all if None. The model
-            always reads the whole text.
+        positions: Which positions to keep: an index, a slice, a list, or a mask with one bool per
+            token; all if None. The model always reads the whole text.
         prepend_bos: Whether to put the beginning-of-text token first when ``text`` is text; the
             model's own default if None.
+        device: Where to keep the writes, for example ``"cpu"`` for a model that fills its GPU: it
+            then holds one block's writes at a time. Where the model puts them if None.
 
     Returns:
-        The stream, in the model's dtype and on its device, with no autograd graph.
+        The stream, in the model's dtype, with no autograd graph.
 
     Raises:
         WiringError: A block whose writes the library does not know.
@@ -184,7 +190,7 @@ def record(
     wiring = read_wiring(model)
     tokens = to_tokens(model, text, prepend_bos=prepend_bos)
     kept = to_positions(positions, tokens.shape[1])
-    ledger = _Ledger(wiring, None if positions is None else kept)
+    ledger = _Ledger(wiring, None if positions is None else kept, device)
     with torch.no_grad(), model.hooks(fwd_hooks=ledger.hooks()):
         model(tokens, return_type=None)
     return ResidualStream(
@@ -204,14 +210,22 @@ class _Ledger:
     writes: Tensor
     top: Tensor
 
-    def __init__(self, wiring: Wiring, positions: Int[Tensor, " pos"] | None) -> None:
+    def __init__(
+        self,
+        wiring: Wiring,
+        positions: Int[Tensor, " pos"] | None,
+        device: str | torch.device | None,
+    ) -> None:
         self.wiring = wiring
         self.positions = positions
+        self.device = device
         self.partial: dict[int, Tensor] = {}
-        self.expected: Tensor | None = None
-        self.n_written = 0
+        self.start: Tensor | None = None  # the stream at the last boundary
+        self.expected: Tensor | None = None  # the stream after the last write
+        self.n_started = self.n_written = 0
         self.scale: Tensor | float = 0.0
-        self.measured: list[tuple[Tensor, Tensor | float]] = []
+        self.unread = {read.hook: read for read in wiring.reads}
+        self.measured: list[tuple[Boundary | Read, Tensor, Tensor | float]] = []
 
     def hooks(self) -> list[tuple[str, object]]:
         writes = [
@@ -219,11 +233,15 @@ class _Ledger:
             for index, write in enumerate(self.wiring.writes)
             for point in write.hooks
         ]
+        reads = [
+            (read.hook, lambda value, hook, at=read: self._on_read(value, at))
+            for read in self.wiring.reads
+        ]
         boundaries = [
             (boundary.hook, lambda value, hook, at=boundary: self._on_stream(value, at))
             for boundary in self.wiring.boundaries
         ]
-        return [*writes, *boundaries]
+        return [*writes, *reads, *boundaries]
 
     def _kept(self, value: Tensor) -> Tensor:
         if self.positions is None:
@@ -231,44 +249,69 @@ class _Ledger:
         return value.detach().index_select(1, self.positions.to(value.device))
 
     def _on_write(self, index: int, value: Tensor) -> None:
-        write = self._kept(value)
-        hooks = self.wiring.writes[index].hooks
-        if len(hooks) > 1:
+        write, made = self._kept(value), self.wiring.writes[index]
+        if len(made.hooks) > 1:
             if index not in self.partial:
                 self.partial[index] = write
                 return
             write = self.partial.pop(index) + write
-        if self.n_written == 0:
-            self.writes = write.new_empty((len(self.wiring.writes), *write.shape))
         if index != self.n_written:
+            where = "the embedding" if made.layer < 0 else f"block {made.layer}"
             raise LedgerError(
-                f"record: {self.wiring.writes[index].label!r} was written in place "
-                f"{self.n_written}, not {index}; the forward pass does not follow the wiring"
+                f"record: in {where}, {made.label!r} was written in place {self.n_written}, not "
+                f"{index}; the forward pass does not follow the wiring"
             )
+        if self.n_written == 0:
+            shape = (len(self.wiring.writes), *write.shape)
+            self.writes = write.new_empty(shape, device=self.device or write.device)
         self.writes[index] = write  # broadcasts a positional row over the batch
         self.n_written += 1
-        self.expected = write if self.expected is None else self.expected + write
+        self.expected = write if self.expected is None else self.expected.to(write.device) + write
         self.scale = torch.as_tensor(self.scale, device=write.device).maximum(write.abs().max())
+
+    def _on_read(self, value: Tensor, read: Read) -> None:
+        self.unread.pop(read.hook, None)
+        # In a parallel block a branch may read after the other has written.
+        held = self.start if read.writes_before == self.n_started else self.expected
+        self._measure(read, held, self._kept(value))
 
     def _on_stream(self, value: Tensor, boundary: Boundary) -> None:
         if self.n_written != boundary.writes_before:
+            missing = self.wiring.labels[self.n_written : boundary.writes_before]
             raise LedgerError(
                 f"record: {boundary.closes} ended after {self.n_written} writes in all, not "
-                f"{boundary.writes_before}: {self.wiring.labels[self.n_written]!r} was not written"
+                f"{boundary.writes_before}"
+                + (f": {missing[0]!r} was not written" if missing else "")
+            )
+        skipped = [read for read in self.unread.values() if read.layer == boundary.layer]
+        if skipped:
+            raise LedgerError(
+                f"record: {boundary.closes} ended, and {skipped[0].hook!r} was never run: "
+                f"{skipped[0].reader} does not read the stream as its wiring says"
             )
         stream = self._kept(value)
-        assert self.expected is not None
-        self.measured.append(((self.expected - stream).abs().max(), self.scale))
-        self.expected, self.scale = stream, 0.0
+        self._measure(boundary, self.expected, stream)
+        self.start = self.expected = stream
+        self.n_started, self.scale = self.n_written, 0.0
         if boundary is self.wiring.boundaries[-1]:
-            self.top = stream.clone()
+            self.top = stream.to(self.device or stream.device, copy=True)
             # TransformerLens's own way to end a forward pass early; nobody asked for logits.
             from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
             raise StopAtLayerException(self.top)
 
+    def _measure(self, at: Boundary | Read, held: Tensor | None, seen: Tensor) -> None:
+        assert held is not None
+        self.measured.append((at, (held.to(seen.device) - seen).abs().max(), self.scale))
+
     def blocks(self) -> tuple[BlockAudit, ...]:
         return tuple(
-            BlockAudit(boundary.closes, boundary.layer, float(error), float(scale))
-            for boundary, (error, scale) in zip(self.wiring.boundaries, self.measured, strict=True)
+            BlockAudit(
+                name=at.reader if isinstance(at, Read) else at.closes,
+                layer=at.layer,
+                error=float(error),
+                scale=float(scale),
+                reads=isinstance(at, Read),
+            )
+            for at, error, scale in self.measured
         )

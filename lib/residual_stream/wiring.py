@@ -1,15 +1,20 @@
-"""Where each kind of block writes to the residual stream.
+"""Where each kind of block writes to the residual stream, and where it reads it.
 
-A :class:`Wiring` lists, in the order of the forward pass, the writes of a model and the hook
-points at which the stream itself can be seen. It is read off the structure of the model's blocks;
+A :class:`Wiring` lists, in the order of the forward pass, the writes of a model, the hook points
+at which the stream itself can be seen, and those at which a branch reads it. It is read off the
+structure of the model's blocks, and one thing that the structure does not show off a short run;
 whether it is right is not assumed but measured, block by block, whenever a stream is recorded
 (:mod:`residual_stream.audit`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -25,7 +30,8 @@ class Write:
 
     Attributes:
         label: Name in the field's terms, for example ``"embed"`` or ``"3_mlp_out"``.
-        kind: ``"embed"``, ``"pos_embed"``, ``"attn"``, ``"mlp"`` or ``"parallel"``.
+        kind: ``"embed"``, ``"pos_embed"``, ``"attn"``, ``"linear_attn"``, ``"mixer"``, ``"mlp"``
+            or ``"parallel"``.
         layer: The block that writes, −1 for what is written before block 0.
         hooks: The hook points whose values, added in this order, are the write.
     """
@@ -54,11 +60,30 @@ class Boundary:
 
 
 @dataclass(frozen=True)
+class Read:
+    """A hook point at which a branch reads the stream.
+
+    Attributes:
+        hook: The input of the branch's norm, for example ``"blocks.4.ln2.hook_in"``; of the branch
+            where no norm comes first.
+        writes_before: How many writes the stream must hold there.
+        reader: Who reads, in words.
+        layer: Its block.
+    """
+
+    hook: str
+    writes_before: int
+    reader: str
+    layer: int
+
+
+@dataclass(frozen=True)
 class Wiring:
     """The writes of a model in order, and the places where the stream can be seen."""
 
     writes: tuple[Write, ...]
     boundaries: tuple[Boundary, ...]
+    reads: tuple[Read, ...] = ()
 
     @property
     def labels(self) -> list[str]:
@@ -71,17 +96,25 @@ class Wiring:
         return tuple(write for write in self.writes if write.layer >= 0)
 
 
-def read_wiring(model: TransformerBridge) -> Wiring:
-    """Return where ``model`` writes to its residual stream.
+#: What mixes positions in a block, one of them; each is the name of its branch and of its kind.
+MIXERS = ("attn", "linear_attn", "mixer")
 
-    Known are sequential blocks (``x + attn``, then ``+ mlp``), blocks with attention or MLP only,
-    and parallel blocks, whose two branches read one stream and are added as one write.
+
+def read_wiring(model: TransformerBridge) -> Wiring:
+    """Return where ``model`` writes to its residual stream, and where its branches read it.
+
+    Known are sequential blocks (``x + attn``, then ``+ mlp``; attention may be a linear attention
+    or a state-space mixer, and either branch may be missing), with norms before the branches,
+    after them or both, with scaled branches, and parallel blocks, whose two branches read one
+    stream. A parallel block makes one write where it adds its branches first, ``x + (attn + mlp)``,
+    and two where it adds them one by one, ``(x + attn) + mlp``: in floating point these differ, and
+    a short run of block 0 tells which it is.
 
     Args:
         model: A ``TransformerBridge``, as :func:`residual_stream.load` returns it.
 
     Returns:
-        The wiring. A 30-block sequential model has 61 writes and 31 boundaries.
+        The wiring. A 30-block sequential model has 61 writes, 31 boundaries and 60 reads.
 
     Raises:
         WiringError: A block of another class, or blocks that this library does not know.
@@ -96,58 +129,143 @@ def read_wiring(model: TransformerBridge) -> Wiring:
             f"read_wiring: a {type(model).__name__} has no stack called `blocks`; pass a "
             "TransformerBridge of a decoder (residual_stream.load makes one)"
         )
+    wiring = _assemble(model, branches_first=True)
+    if any(write.kind == "parallel" for write in wiring.writes) and _adds_one_by_one(model, wiring):
+        return _assemble(model, branches_first=False)
+    return wiring
+
+
+def _assemble(model: TransformerBridge, *, branches_first: bool) -> Wiring:
     writes = _embedding_writes(model)
     boundaries = [Boundary("blocks.0.hook_in", len(writes), "the embedding", -1)]
+    reads: list[Read] = []
     n_layers = len(model.blocks)
     for layer, block in enumerate(model.blocks):
-        writes += _block_writes(layer, block)
+        made = _block_writes(layer, block, branches_first=branches_first)
+        reads += _block_reads(layer, block, made, len(writes))
+        writes += made
         after = f"blocks.{layer + 1}.hook_in" if layer + 1 < n_layers else "ln_final.hook_in"
-        name = type(getattr(block, "original_component", block)).__name__
-        boundaries.append(Boundary(after, len(writes), f"block {layer} ({name})", layer))
-    wiring = Wiring(tuple(writes), tuple(boundaries))
+        boundaries.append(Boundary(after, len(writes), f"block {layer} ({_inner(block)})", layer))
+    wiring = Wiring(tuple(writes), tuple(boundaries), tuple(reads))
     _require_hooks(model, wiring)
     return wiring
 
 
 def _embedding_writes(model: TransformerBridge) -> list[Write]:
-    writes = [Write("embed", "embed", -1, ("embed.hook_out",))]
-    if "pos_embed.hook_out" in model.hook_dict:
+    # BLOOM normalises the row before the first block reads it: the normalised row is the write.
+    row = "embed_ln.hook_out" if "embed_ln.hook_out" in model.hook_dict else "embed.hook_out"
+    writes = [Write("embed", "embed", -1, (row,))]
+    if "pos_embed.hook_out" in model.hook_dict and row == "embed.hook_out":
         writes.append(Write("pos_embed", "pos_embed", -1, ("pos_embed.hook_out",)))
     return writes
 
 
-def _block_writes(layer: int, block: Any) -> list[Write]:
-    # Imported here: TransformerLens takes seconds to import.
-    from transformer_lens.model_bridge.generalized_components import (
-        BlockBridge,
-        ParallelBlockBridge,
-    )
-
+def _block_writes(layer: int, block: Any, *, branches_first: bool) -> list[Write]:
     parts = set(block.submodules or {})
-    attn, mlp = f"blocks.{layer}.hook_attn_out", f"blocks.{layer}.hook_mlp_out"
+    kind = _kind_of_block(block)
+    mixers = [name for name in MIXERS if name in parts]
+    if kind is None or len(mixers) > 1 or not parts & {*MIXERS, "mlp"}:
+        raise WiringError(
+            f"read_wiring: block {layer} is a {_inner(block)} (bridged as {type(block).__name__} "
+            f"with {sorted(parts)}), whose writes this library does not know; known are "
+            "sequential and parallel blocks of attention (or one other mixer) and MLP"
+        )
+    hooks = {name: f"blocks.{layer}.{_output(name, kind)}" for name in (*mixers, "mlp")}
+    if kind == "parallel" and branches_first:
+        return [Write(f"{layer}_parallel_out", "parallel", layer, tuple(hooks.values()))]
+    return [
+        Write(f"{layer}_{name}_out", name, layer, (hook,))
+        for name, hook in hooks.items()
+        if name in parts
+    ]
+
+
+def _kind_of_block(block: Any) -> str | None:
+    """``"sequential"``, ``"parallel"``, or ``"inside"``: a branch's output holds the stream."""
+    # Imported here: TransformerLens takes seconds to import.
+    from transformer_lens.model_bridge import generalized_components as bridged
+    from transformer_lens.model_bridge.generalized_components import block as blocks
+    from transformer_lens.model_bridge.supported_architectures.opt import _OptBlockBridge
+
+    kinds = {
+        bridged.BlockBridge: "sequential",
+        blocks.MLABlockBridge: "sequential",
+        blocks.ScaledResidualBlockBridge: "sequential",
+        _OptBlockBridge: "sequential",
+        bridged.SSMBlockBridge: "sequential",
+        bridged.ParallelBlockBridge: "parallel",
+        bridged.BloomBlockBridge: "inside",
+    }
     # Exact classes: a subclass exists because its block is wired differently.
-    if type(block) is ParallelBlockBridge and {"attn", "mlp"} <= parts:
-        return [Write(f"{layer}_parallel_out", "parallel", layer, (attn, mlp))]
-    if type(block) is BlockBridge and parts & {"attn", "mlp"}:
-        found = [
-            Write(f"{layer}_attn_out", "attn", layer, (attn,)),
-            Write(f"{layer}_mlp_out", "mlp", layer, (mlp,)),
-        ]
-        return [write for write in found if write.kind in parts]
-    inner = type(getattr(block, "original_component", block)).__name__
-    raise WiringError(
-        f"read_wiring: block {layer} is a {inner} (bridged as {type(block).__name__} with "
-        f"{sorted(parts)}), whose writes this library does not know; known are sequential and "
-        "parallel blocks of attention and MLP"
-    )
+    return kinds.get(type(block))
+
+
+def _output(name: str, kind: str) -> str:
+    """The hook point of a branch's write, inside its block."""
+    if kind == "inside":  # BLOOM: the branch's own output already holds the stream
+        return {"attn": "attn.o.hook_out", "mlp": "mlp.out.hook_out"}[name]
+    return f"hook_{name}_out" if name in ("attn", "mlp") else f"{name}.hook_out"
+
+
+def _block_reads(layer: int, block: Any, made: list[Write], before: int) -> list[Read]:
+    parts = set(block.submodules or {})
+    words = {"attn": "attention", "linear_attn": "linear attention", "mlp": "MLP"}
+    one_stream = _kind_of_block(block) == "parallel"
+    mixer = next((name for name in MIXERS if name in parts), None)
+    found = []
+    for name, norms in ((mixer, ("ln1", "norm")), ("mlp", ("ln2",))):
+        if name not in parts:
+            continue
+        norm = next((norm for norm in norms if norm in parts), None)
+        if norm is None and one_stream and name == "mlp":
+            continue  # it reads what the attention reads, after the one norm
+        sequential_writes = sum(write.kind == mixer for write in made) if name == "mlp" else 0
+        found.append(
+            Read(
+                f"blocks.{layer}.{norm or name}.hook_in",
+                before if one_stream else before + sequential_writes,
+                f"the {words.get(str(name), name)} of block {layer} ({_inner(block)})",
+                layer,
+            )
+        )
+    return found
+
+
+def _inner(block: Any) -> str:
+    return type(getattr(block, "original_component", block)).__name__
+
+
+def _adds_one_by_one(model: TransformerBridge, wiring: Wiring) -> bool:
+    """Whether block 0 computes ``(x + attn) + mlp`` and not ``x + (attn + mlp)``."""
+    from .rerun import run_until
+
+    write = next(write for write in wiring.writes if write.kind == "parallel")
+    start, end = (f"blocks.{write.layer}.hook_in", wiring.boundaries[write.layer + 1].hook)
+    seen: dict[str, Tensor] = {}
+
+    def keeping(name: str) -> tuple[str, Any]:
+        return name, lambda value, hook: seen.__setitem__(name, value.detach())
+
+    tokens = torch.arange(min(8, model.cfg.d_vocab, model.cfg.n_ctx), device=model.cfg.device)
+    hooks = [keeping(name) for name in (start, *write.hooks)]
+    after = run_until(model, tokens[None], end, fwd_hooks=hooks)
+    if not set(write.hooks) <= set(seen):
+        return False  # the recording will say which write is missing
+    x, attn, mlp = seen[start], *(seen[hook] for hook in write.hooks)
+    return not torch.equal(x + (attn + mlp), after) and torch.equal((x + attn) + mlp, after)
+
+
+def _hook_names(wiring: Wiring) -> Iterator[str]:
+    for write in wiring.writes:
+        yield from write.hooks
+    for place in (*wiring.boundaries, *wiring.reads):
+        yield place.hook
 
 
 def _require_hooks(model: TransformerBridge, wiring: Wiring) -> None:
-    wanted = [hook for write in wiring.writes for hook in write.hooks]
-    wanted += [boundary.hook for boundary in wiring.boundaries]
-    missing = [hook for hook in wanted if model.get_hook_point(hook) is None]
+    missing = [hook for hook in _hook_names(wiring) if model.get_hook_point(hook) is None]
     if missing:
         raise WiringError(
             f"read_wiring: {getattr(model.cfg, 'architecture', 'this model')} has no hook point "
-            f"{missing[0]!r} ({len(missing)} missing), so the writes there cannot be observed"
+            f"{missing[0]!r} ({len(missing)} missing), so the stream there cannot be observed"
         )
