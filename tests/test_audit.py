@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import residual_stream as rs
+from architectures import TOKENS, random_model
 from residual_stream.audit import audit_ledger
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])
@@ -97,6 +98,120 @@ def test_a_tampered_embedding_is_named(bench):
     assert "does not close at the embedding" in audit.verdict
 
 
+def block_forward(block, combine):
+    """A Llama block's forward pass with the order and the sums of its parts up to `combine`."""
+
+    def attend(x, **kwargs):
+        return block.self_attn(hidden_states=x, **kwargs)[0]
+
+    def forward(hidden_states, **kwargs):
+        return combine(
+            hidden_states,
+            block.input_layernorm,
+            lambda x: attend(x, **kwargs),
+            block.post_attention_layernorm,
+            block.mlp,
+        )
+
+    return forward
+
+
+def as_it_should_be(x, ln1, attn, ln2, mlp):
+    x = x + attn(ln1(x))
+    return x + mlp(ln2(x))
+
+
+def parallel_in_disguise(x, ln1, attn, ln2, mlp):
+    return x + attn(ln1(x)) + mlp(ln2(x))
+
+
+def swapped_order(x, ln1, attn, ln2, mlp):
+    x = x + mlp(ln2(x))
+    return x + attn(ln1(x))
+
+
+def dropped_first_norm(x, ln1, attn, ln2, mlp):
+    x = x + attn(x)
+    return x + mlp(ln2(x))
+
+
+def dropped_second_norm(x, ln1, attn, ln2, mlp):
+    x = x + attn(ln1(x))
+    return x + mlp(x)
+
+
+def norm_after_the_sum(x, ln1, attn, ln2, mlp):
+    x = ln1(x + attn(x))
+    return ln2(x + mlp(x))
+
+
+def scaled_branch(x, ln1, attn, ln2, mlp):
+    x = x + 0.999 * attn(ln1(x))
+    return x + mlp(ln2(x))
+
+
+def gated_branch(x, ln1, attn, ln2, mlp):
+    x = x + attn(ln1(x))
+    return x + torch.sigmoid(5 + x) * mlp(ln2(x))
+
+
+def shortcut_from_elsewhere(x, ln1, attn, ln2, mlp):
+    return ln1(x) + attn(ln1(x)) + mlp(ln2(x))
+
+
+def half_a_branch(x, ln1, attn, ln2, mlp):
+    return x + attn(ln1(x))
+
+
+def branch_twice(x, ln1, attn, ln2, mlp):
+    x = x + attn(ln1(x))
+    x = x + mlp(ln2(x))
+    return x + mlp(ln2(x))
+
+
+def hidden_wire(x, ln1, attn, ln2, mlp):
+    x = x + attn(ln1(x))
+    return x + mlp(ln2(x + 1e-3 * x.roll(1, 1)))
+
+
+WIRED_OTHERWISE = [
+    parallel_in_disguise, swapped_order, dropped_first_norm, dropped_second_norm,
+    norm_after_the_sum, scaled_branch, gated_branch, shortcut_from_elsewhere, half_a_branch,
+    branch_twice, hidden_wire,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("combine", [as_it_should_be, *WIRED_OTHERWISE])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_block_that_is_wired_otherwise_is_refused_by_name(combine, layer):
+    model = random_model("llama")
+    block = model.blocks[layer].original_component
+    block.forward = block_forward(block, combine)
+    if combine is as_it_should_be:
+        rs.record(model, TOKENS).require_closed()
+        return
+    with pytest.raises(rs.LedgerError, match=rf"block {layer}\b"):
+        rs.record(model, TOKENS).require_closed()
+
+
+def test_an_open_ledger_says_so_in_its_repr():
+    model = random_model("llama")
+    assert "OPEN" not in repr(rs.record(model, TOKENS))
+    block = model.blocks[1].original_component
+    block.forward = block_forward(block, parallel_in_disguise)
+    stream = rs.record(model, TOKENS)
+    assert "OPEN at the MLP of block 1 (LlamaDecoderLayer)" in repr(stream)
+    assert "reads a stream that differs by up to" in stream.audit().verdict
+
+
+def test_a_stream_that_is_not_a_number_is_named():
+    model = random_model("llama")
+    with torch.no_grad():
+        model.blocks[1].mlp.out.weight[3, 3] = float("nan")
+    verdict = rs.record(model, TOKENS).audit().verdict
+    assert "block 1 (LlamaDecoderLayer), where the stream or a write holds NaN" in verdict
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("layer", [0, 13, 29])
 def test_a_hidden_write_of_a_thousandth_is_found_in_the_real_model(smollm2, layer):
@@ -126,4 +241,6 @@ def test_it_prints_as_a_table_and_as_a_frame(bench):
     audit = rs.record(bench, "In the beginning").audit()
     assert re.search(r"stages closed on their own +5 of 5", str(audit))
     assert audit._repr_markdown_().startswith("| check | measured | required |")
+    assert re.search(r"readings of the stream +8 of 8 as recorded", str(audit))
+    assert len(audit.to_frame()) == 13
     assert list(audit.to_frame().columns) == ["stage", "layer", "error", "largest write"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -31,24 +33,57 @@ def skipped_blocks(model: TransformerBridge, layers: Sequence[int]) -> Iterator[
         Nothing; the blocks are restored at the end, also after an error.
     """
 
-    # Imported here: TransformerLens takes seconds to import.
-    from transformer_lens.model_bridge.sources.native.model import NativeBlock
-
     def pass_on(*args: Any, **kwargs: Any) -> Any:
         return args[0] if args else kwargs["hidden_states"]
 
     def pass_on_in_a_tuple(*args: Any, **kwargs: Any) -> Any:
         return (pass_on(*args, **kwargs),)
 
+    forward = pass_on_in_a_tuple if layers and _blocks_return_tuples(model) else pass_on
     with ExitStack() as restore:
         for layer in layers:
             block = model.blocks[layer]
-            # TransformerLens's own blocks return a tuple of one, Hugging Face's a tensor.
-            native = isinstance(block.original_component, NativeBlock)
             # Past the bridge's own __setattr__, which would set it on the Hugging Face block.
-            object.__setattr__(block, "forward", pass_on_in_a_tuple if native else pass_on)
+            object.__setattr__(block, "forward", forward)
             restore.callback(object.__delattr__, block, "forward")
         yield
+
+
+_TUPLES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def _blocks_return_tuples(model: TransformerBridge) -> bool:
+    """Whether the stack expects ``(stream, ...)`` from a block; seen once, on one token.
+
+    Falcon, GPT-Neo, BLOOM and TransformerLens's own blocks return tuples, most others a tensor, and
+    annotations of their forward methods do not tell (test_every_architecture_runs_on_from_a_layer).
+    """
+    if model not in _TUPLES:
+        block, forms = getattr(model.blocks[0], "original_component", None), []
+        if block is None:  # not a bridge: a module of this library, which returns the stream
+            return False
+        handle = block.register_forward_hook(lambda *call: forms.append(isinstance(call[2], tuple)))
+        token = torch.zeros(1, 1, dtype=torch.long, device=model.cfg.device)
+        try:
+            with torch.no_grad(), _without_hooks(model):
+                model(token, return_type=None)
+        finally:
+            handle.remove()
+        _TUPLES[model] = forms[0]
+    return _TUPLES[model]
+
+
+@contextmanager
+def _without_hooks(model: TransformerBridge) -> Iterator[None]:
+    """Let no hook of the caller's fire inside a ``with`` block: the run inside is not theirs."""
+    kept = [(point, point._forward_hooks) for point in model.hook_dict.values()]
+    try:
+        for point, _ in kept:
+            point._forward_hooks = OrderedDict()
+        yield
+    finally:
+        for point, hooks in kept:
+            point._forward_hooks = hooks
 
 
 def rerun_from(
@@ -61,8 +96,8 @@ def rerun_from(
     """Return the top of the stream when the model goes on from ``residual`` at ``layer``.
 
     Equal to the bit to the top of a full run whose stream at ``layer`` is ``residual``, at the
-    cost of the blocks from ``layer`` up only. TransformerLens's ``start_at_layer`` gives the same
-    numbers but runs the earlier blocks too and drops their outputs; here they are skipped.
+    cost of the blocks from ``layer`` up only. TransformerLens's ``start_at_layer`` runs the earlier
+    blocks too and drops their outputs; here they are skipped.
 
     Args:
         model: A ``TransformerBridge`` with a stack called ``blocks``.
@@ -92,8 +127,11 @@ def rerun_from(
         )
     if layer == n_layers:
         return residual.clone()
-    with torch.no_grad(), skipped_blocks(model, range(layer)):
-        return run_to_top(model, residual, fwd_hooks=fwd_hooks, start_at_layer=layer)
+    # By hook: TransformerLens's start_at_layer does not reach BLOOM's blocks.
+    tokens = torch.zeros(residual.shape[:2], dtype=torch.long, device=model.cfg.device)
+    start = (f"blocks.{layer}.hook_in", lambda value, hook: residual)
+    with skipped_blocks(model, range(layer)):
+        return run_to_top(model, tokens, fwd_hooks=[start, *fwd_hooks])
 
 
 def run_to_top(
@@ -107,7 +145,7 @@ def run_to_top(
 
     Args:
         model: A ``TransformerBridge``.
-        inputs: What the model's own call takes: token ids, or a stream with ``start_at_layer``.
+        inputs: What the model's own call takes: token ids.
         fwd_hooks: Hooks of the form ``(name, function(value, hook))``.
         options: Passed to the model's call.
 
@@ -129,7 +167,7 @@ def run_until(
 
     Args:
         model: A ``TransformerBridge``.
-        inputs: What the model's own call takes: token ids, or a stream with ``start_at_layer``.
+        inputs: What the model's own call takes: token ids.
         point: Name of the hook point, for example ``"blocks.1.hook_in"``.
         fwd_hooks: Hooks of the form ``(name, function(value, hook))``.
         options: Passed to the model's call.

@@ -1,0 +1,86 @@
+"""Every architecture: the ledger closes to the bit, as a run does that no bridge touched."""
+
+import pytest
+import torch
+
+import residual_stream as rs
+from architectures import CONFIGS, PARALLEL, SEQUENTIAL, TOKENS, random_hf, random_model
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def architecture(request):
+    model = random_model(request.param)
+    return request.param, model, rs.record(model, TOKENS)
+
+
+def test_there_are_enough():
+    assert len(CONFIGS) >= 16
+
+
+def test_the_ledger_closes_to_the_bit(architecture):
+    _, model, stream = architecture
+    audit = stream.audit()
+    assert audit.ok and audit.replay_error == 0.0
+    assert len(audit.blocks) == 1 + len(model.blocks) and len(audit.reads) >= len(model.blocks)
+
+
+def test_no_write_is_trivial(architecture):
+    _, _, stream = architecture
+    norms = stream.writes.norm(dim=-1).flatten(1).amin(1)
+    assert (norms > 1e-3).all(), dict(zip(stream.labels, norms.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_stream_is_what_the_plain_model_holds_in_float64(name):
+    plain = random_hf(name, dtype=torch.float64)
+    stack = next(m for m in plain.modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 1)
+    entering = []
+
+    def keep(module, args, kwargs):
+        entering.append(args[0] if args else kwargs["hidden_states"])
+
+    handles = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in stack]
+    with torch.no_grad():
+        plain(TOKENS)
+    for handle in handles:
+        handle.remove()
+    stream = rs.record(random_model(name, dtype=torch.float64), TOKENS)
+    assert len(entering) == len(stack)
+    for layer, exact in enumerate(entering):
+        written = sum(write < layer for write in stream.layers)
+        ours = stream.writes[:written].sum(0)
+        assert float((ours - exact).norm() / exact.norm()) < 1e-6, layer
+
+
+def test_every_architecture_runs_on_from_a_layer(architecture):
+    _, model, stream = architecture
+    for layer in range(len(model.blocks)):
+        before = sum(write < layer for write in stream.layers) - 1
+        top = rs.rerun_from(model, stream.after(before), layer)
+        assert torch.equal(top, stream.top)
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_a_sequential_block_writes_twice(name):
+    model = random_model(name)
+    assert len(rs.read_wiring(model).block_writes) == 2 * len(model.blocks)
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+def test_a_parallel_block_writes_as_often_as_it_adds(name):
+    labels = rs.read_wiring(random_model(name)).labels
+    one_by_one = name in ("cohere", "stablelm, parallel")  # (x + attn) + mlp
+    assert labels[1:3] == (
+        ["0_attn_out", "0_mlp_out"] if one_by_one else ["0_parallel_out", "1_parallel_out"]
+    )
+
+
+def test_a_hybrid_names_its_mixers():
+    assert rs.read_wiring(random_model("qwen3_5")).labels[1::2] == [
+        "0_linear_attn_out", "1_linear_attn_out", "2_linear_attn_out", "3_attn_out",
+    ]  # fmt: skip
+    assert rs.read_wiring(random_model("mamba")).labels == [
+        "embed", "0_mixer_out", "1_mixer_out", "2_mixer_out",
+    ]  # fmt: skip
