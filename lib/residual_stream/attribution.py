@@ -172,7 +172,7 @@ def logit_attribution(
     if versus is not None:
         other = target_ids(stream.model, versus, batch=batch, pos=pos)
         ids, other = torch.broadcast_tensors(ids, other)
-    stream.require_closed()
+    stream.require_closed(caller="logit_attribution")
     readout = read_readout(stream.model)
     sigma = readout.sigma(top)
     d = readout.direction(ids, versus=other, center=center)

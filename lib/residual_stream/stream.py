@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .audit import Audit, BlockAudit, LedgerError, audit_ledger
+from .audit import Audit, BlockAudit, LedgerError, audit_ledger, ledger_state
 from .inputs import to_positions, to_tokens
 from .wiring import Boundary, Wiring, read_wiring
 
@@ -125,15 +125,31 @@ class ResidualStream:
 
         Returns:
             The audit: replay in the model's order and dtype (exact), float64 sum against its
-            rounding bound, and every block on its own. Print it for a table.
+            rounding bound, and every block on its own. Print it for a table. Measured anew at
+            each call.
         """
         return audit_ledger(self.writes, self.top, self.blocks)
 
-    def require_closed(self) -> None:
-        """Raise :class:`LedgerError` with the audit's verdict unless the ledger closes."""
+    def require_closed(self, *, caller: str = "ResidualStream") -> None:
+        """Raise an error with the audit's verdict unless the ledger closes.
+
+        Every analysis calls this. An audit that closed is remembered for as long as PyTorch's
+        version counters say that writes and top have not been changed in place. Changes made
+        through ``.data`` or a NumPy view are not counted there; :meth:`audit` sees them.
+
+        Args:
+            caller: The function named in the error.
+
+        Raises:
+            LedgerError: The writes do not add up to the model's own stream.
+        """
+        state = ledger_state(self.writes, self.top, self.blocks)
+        if state is not None and vars(self).get("_closed") == state:
+            return
         audit = self.audit()
         if not audit.ok:
-            raise LedgerError(f"ResidualStream: {audit.verdict}")
+            raise LedgerError(f"{caller}: {audit.verdict}")
+        vars(self)["_closed"] = state
 
     def __repr__(self) -> str:
         """One line: the model, the writes and the shape."""
