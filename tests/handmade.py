@@ -15,6 +15,9 @@ _CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(
         **_TINY, **_LLAMA, num_key_value_heads=2, intermediate_size=24
     ),
+    "mixtral": lambda: transformers.MixtralConfig(
+        **_TINY, **_LLAMA, num_key_value_heads=2, intermediate_size=24, num_local_experts=4
+    ),
     "neox": lambda: transformers.GPTNeoXConfig(**_TINY, **_LLAMA, intermediate_size=32),
     "gemma2": lambda: transformers.Gemma2Config(
         **_TINY, **_LLAMA, num_key_value_heads=2, head_dim=8, intermediate_size=24

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from handmade import GATE, HEAD_GAINS, NEURON_GAIN, hadamard, ledger_model, random_model
+from residual_stream import branches
 from residual_stream.attribution import logit_attribution
 from residual_stream.audit import LedgerError
 from residual_stream.readout import Readout, read_readout
@@ -135,11 +136,87 @@ def test_a_soft_cap_is_stated_and_stands_after_the_parts():
     assert torch.allclose(capped, random_model("gemma2")(TOKENS)[:, -1, 6], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "neox"])
+@pytest.mark.parametrize("unit", ["head", "neuron"])
+def test_kept_activations_give_what_a_second_run_gives_without_it(name, unit, monkeypatch):
+    model = random_model(name)
+    targets, where = torch.tensor([[3, 8], [3, 3]]), [4, 1]
+    again = logit_attribution(record(model, TOKENS), targets, unit=unit, position=where)
+    stream = record(model, TOKENS, units=[unit], positions=[1, 3, 4])
+    runs = []
+    honest = branches.run_to_top
+    monkeypatch.setattr(
+        branches, "run_to_top", lambda *args, **options: runs.append(1) or honest(*args, **options)
+    )
+    kept = logit_attribution(stream, targets, unit=unit, position=where)
+    assert kept.labels == again.labels
+    assert torch.allclose(kept.values, again.values, atol=1e-6)
+    # A parallel block's write is both branches' sum, so it runs all the same.
+    assert len(runs) == (1 if name == "neox" else 0)
+
+
+def test_a_stream_keeps_no_activations_unless_asked_and_only_those_asked_for():
+    model = random_model("llama")
+    assert record(model, TOKENS).activations == {}
+    heads = record(model, TOKENS, units=["head"], positions=-1).activations
+    assert list(heads) == ["blocks.0.attn.hook_z", "blocks.1.attn.hook_z"]
+    assert all(z.shape[:2] == (2, 1) for z in heads.values())
+    assert len(record(model, TOKENS, units=["head", "neuron"]).activations) == 4
+
+
+@pytest.mark.parametrize("units", ["head", ["heads"], ["layer"]])
+def test_units_to_keep_are_a_list_of_head_and_neuron(units):
+    with pytest.raises(ValueError, match=r"record: units = .*; pass a list .* 'head' and 'neuron'"):
+        record(random_model("llama"), TOKENS, units=units)
+
+
+def test_a_split_under_an_intervention_needs_its_hooks_only_while_recording():
+    model = random_model("llama")
+    double = [("blocks.0.attn.hook_z", lambda z, hook: 2 * z)]
+    with model.hooks(fwd_hooks=double):
+        stream = record(model, TOKENS, units=["head"])
+        inside = logit_attribution(record(model, TOKENS), 6, unit="head")
+    assert torch.allclose(logit_attribution(stream, 6, unit="head").values, inside.values)
+
+
+def test_every_place_is_projected_on_its_own_target_though_each_is_pulled_back_once():
+    stream = record(random_model("llama"), TOKENS)
+    targets = torch.tensor([[3, 8, 3, 3, 5], [8, 5, 5, 3, 0]])
+    other = torch.tensor([[1, 2, 1, 4, 1], [2, 1, 4, 1, 1]])
+    for unit in UNITS:
+        together = logit_attribution(stream, targets, unit=unit, versus=other, position=None)
+        for b, p in ((0, 0), (0, 3), (1, 0), (1, 4)):
+            alone = logit_attribution(
+                stream, int(targets[b, p]), unit=unit, versus=int(other[b, p]), position=p
+            )
+            assert torch.allclose(together.values[:, b, p], alone.values[:, b], atol=1e-5)
+
+
+def test_a_transform_of_the_unembedding_added_later_is_refused():
+    model = random_model("llama")
+    stream = record(model, TOKENS)
+    logit_attribution(stream, 6)
+    hook = model.unembed.register_forward_hook(lambda module, args, out: 1.1 * out)
+    with pytest.raises(LedgerError, match=r"own unembedding gives a logit of .*, its weights give"):
+        logit_attribution(stream, 6)
+    hook.remove()
+
+
 def test_a_branch_that_is_not_its_parts_through_its_output_weights_is_refused_by_block():
     stream = record(random_model("gemma2"), TOKENS)  # a norm sits on each branch
-    for unit in ("head", "neuron"):
-        with pytest.raises(LedgerError, match=r"in block 0 \(Gemma2DecoderLayer\) the parts"):
+    for unit, other in (("head", "neuron"), ("neuron", "head")):
+        allowed = f"unit='layer', unit='sublayer', unit='{other}'"
+        with pytest.raises(LedgerError, match=r"in block 0 \(Gemma2DecoderLayer\) the parts") as e:
             logit_attribution(stream, 6, unit=unit)
+        assert str(e.value).endswith(allowed)
+
+
+def test_neurons_of_a_mixture_of_experts_are_refused_by_block_with_what_is_allowed():
+    stream = record(random_model("mixtral"), TOKENS)
+    with pytest.raises(LedgerError, match=r"block 0's mlp branch \(MixtralSparseMoeBlock\)") as e:
+        logit_attribution(stream, 6, unit="neuron")
+    assert str(e.value).endswith("unit='layer', unit='sublayer', unit='head'")
+    assert logit_attribution(stream, 6, unit="head").relative_remainder < 1e-5
 
 
 def test_mutation_a_readout_without_gain_is_refused(monkeypatch):
@@ -161,6 +238,15 @@ def test_mutation_a_dropped_write_is_refused_in_the_audits_words():
     writes[2] = 0
     with pytest.raises(LedgerError, match="a write was changed or lost"):
         logit_attribution(dataclasses.replace(stream, writes=writes), 6)
+
+
+def test_mutation_weights_changed_after_recording_are_refused_with_kept_activations_too():
+    model = random_model("llama")
+    stream = record(model, TOKENS, units=["head"])
+    with torch.no_grad():
+        model.blocks[1].attn.W_O.mul_(1.5)
+    with pytest.raises(LedgerError, match=r"block 1 .*have changed since the stream was recorded"):
+        logit_attribution(stream, 6, unit="head")
 
 
 def test_mutation_weights_changed_after_recording_are_refused():

@@ -61,6 +61,7 @@ def ablate_heads(
     Raises:
         ValueError: No heads, a head that does not exist, an unknown ``how``, or a stream that has
             not kept all positions.
+        LedgerError: The stream does not close.
 
     Example:
         >>> import residual_stream as rs
@@ -145,6 +146,7 @@ def self_repair(
 
     Raises:
         ValueError: As :func:`ablate_heads`, and targets that do not fit.
+        LedgerError: The stream does not close.
 
     Example:
         >>> import residual_stream as rs
@@ -195,6 +197,7 @@ class _Ablation:
     def __init__(
         self, stream: ResidualStream, heads: Sequence[Head], how: str, caller: str
     ) -> None:
+        stream.require_closed(caller=caller)
         model = stream.model
         n_layers, n_heads = len(model.blocks), model.cfg.n_heads
         if how not in ("zero", "mean"):

@@ -26,16 +26,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .audit import LedgerError
-from .branches import BranchParts, branch_shares, rounding_allowance
+from .branches import BRANCHES, BranchParts, branch_shares, rounding_allowance
 from .inputs import to_positions
-from .readout import Readout, own_logits, read_readout
-from .targets import Targets, target_ids
+from .readout import own_logits, read_readout
+from .targets import DistinctTargets, Projection, Targets, target_ids
 
 if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
+
     from .stream import ResidualStream
 
-UNITS = ("layer", "sublayer", "head", "neuron")
-_CHUNK = 64  # rows of the vocabulary's width held at a time
+UNITS = ("layer", "sublayer", *BRANCHES)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -130,8 +131,9 @@ def logit_attribution(
 ) -> Attribution:
     """Split a target's logit exactly into the shares of the parts of the model.
 
-    ``layer`` and ``sublayer`` need the recorded stream alone. ``head`` and ``neuron`` run the model
-    once more and reduce inside the hooks, so memory does not grow with ``d_model``.
+    ``layer`` and ``sublayer`` need the recorded stream alone. ``head`` and ``neuron`` use the
+    activations that :func:`residual_stream.record` kept if it was asked to; else they run the model
+    once more and reduce inside the hooks. Either way memory does not grow with ``d_model``.
 
     Args:
         stream: A recorded stream that holds the positions asked for.
@@ -172,18 +174,18 @@ def logit_attribution(
     if versus is not None:
         other = target_ids(stream.model, versus, batch=batch, pos=pos)
         ids, other = torch.broadcast_tensors(ids, other)
-    stream.require_closed()
+    stream.require_closed(caller="logit_attribution")
     readout = read_readout(stream.model)
-    sigma = readout.sigma(top)
-    d = readout.direction(ids, versus=other, center=center)
-    along = (d / sigma[..., None]).expand(top.shape)
-    parts = _shares(stream, kept, along, unit)
-    for name, value in readout.constants(ids, versus=other, center=center).items():
-        parts.add(name, len(stream.model.blocks), "bias", value.expand(batch, pos)[None])
+    target = DistinctTargets.distinct(readout, ids.expand(batch, pos), other, center=center)
+    projection = target.projection(readout.sigma(top))
+    parts = _shares(stream, kept, projection, unit)
+    for name, value in target.constants().items():
+        parts.add(name, len(stream.model.blocks), "bias", value[target.index][None])
     values = torch.cat(parts.values)
-    logit = _own_logit(stream, readout, top, ids, other, center=center)
+    logit = _own_logit(stream.model, top, target)
     remainder = logit - values.sum(0, dtype=torch.float64)
     _require_sum(values, logit, remainder, stream.writes.dtype)
+    sigma = projection.sigma
     kind = torch.float64 if stream.writes.dtype == torch.float64 else torch.float32
     last = (slice(None), 0) if isinstance(position, int) else (slice(None), slice(None))
     return Attribution(
@@ -219,17 +221,15 @@ def _kept_indices(
 
 
 def _shares(
-    stream: ResidualStream, kept: Int[Tensor, " pos"], along: Tensor, unit: str
+    stream: ResidualStream, kept: Int[Tensor, " pos"], projection: Projection, unit: str
 ) -> BranchParts:
     """The shares of everything that was written, in the order written."""
     place = kept.to(stream.writes.device)
-    whole = [
-        torch.einsum("bpd,bpd->bp", write[:, place].double(), along)[None]
-        for write in stream.writes
-    ]
+    every = torch.equal(place, torch.arange(len(stream.positions), device=place.device))
+    whole = [projection.of(write if every else write[:, place]) for write in stream.writes]
     parts = BranchParts()
-    if unit in ("head", "neuron"):
-        return branch_shares(stream, kept, along, whole, unit=unit)
+    if unit in BRANCHES:
+        return branch_shares(stream, kept, projection, whole, unit=unit)
     for write, value in zip(stream.wiring.writes, whole, strict=True):
         if unit == "sublayer" or write.layer < 0:
             parts.add(write.label, write.layer, write.kind, value)
@@ -241,31 +241,25 @@ def _shares(
 
 
 def _own_logit(
-    stream: ResidualStream,
-    readout: Readout,
-    top: Tensor,
-    ids: Tensor,
-    other: Tensor | None,
-    *,
-    center: bool,
+    model: TransformerBridge, top: Float[Tensor, "batch pos d_model"], target: DistinctTargets
 ) -> Float[Tensor, "batch pos"]:
-    """The model's own logit of each target, from its own modules, in float64."""
-    batch, pos = top.shape[:2]
-    rows = top.reshape(batch * pos, -1)
-    ids = ids.expand(batch, pos).reshape(-1, 1)
-    versus = None if other is None else other.expand(batch, pos).reshape(-1, 1)
-    found = []
-    for start in range(0, len(rows), _CHUNK):
-        chunk = slice(start, start + _CHUNK)
-        # A batch axis, because the model's own norm and unembedding expect one.
-        logits = own_logits(stream.model, readout, rows[None, chunk])[0]
-        value = logits.gather(1, ids[chunk]).double()
-        if versus is not None:
-            value = value - logits.gather(1, versus[chunk]).double()
-        elif center:
-            value = value - logits.mean(1, keepdim=True, dtype=torch.float64)
-        found.append(value)
-    return torch.cat(found).reshape(batch, pos)
+    """The model's own logit of each target, in float64.
+
+    Every place goes through the model's own norm and the columns of its unembedding that were
+    asked for. The first place goes through the whole unembedding, as a module, to hold the columns
+    against it.
+    """
+    with torch.no_grad():
+        logit = target.of_normed(model.ln_final(top))
+    logits = own_logits(model, target.readout, top[:1, :1])[0, 0]
+    own, columns = target.of_logits(logits), logit[0, 0]
+    if not bool((own - columns).abs() <= rounding_allowance(top.dtype) * logits.abs().max()):
+        raise LedgerError(
+            f"logit_attribution: the model's own unembedding gives a logit of {float(own):.6g}, "
+            f"its weights give {float(columns):.6g}; something reaches the logit that is not in "
+            "the ledger"
+        )
+    return logit
 
 
 def _require_sum(values: Tensor, logit: Tensor, remainder: Tensor, dtype: torch.dtype) -> None:

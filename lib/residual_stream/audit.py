@@ -190,3 +190,32 @@ def audit_ledger(
         reads=tuple(block for block in blocks if block.reads),
         dtype=writes.dtype,
     )
+
+
+def ledger_state(
+    writes: Float[Tensor, "write batch pos d_model"],
+    top: Float[Tensor, "batch pos d_model"],
+    blocks: Sequence[BlockAudit],
+) -> tuple[object, ...] | None:
+    """Return what is equal for two ledgers only if an audit of one holds for the other.
+
+    PyTorch counts in-place changes of a tensor, those made through its views included.
+
+    Args:
+        writes: As for :func:`audit_ledger`.
+        top: As for :func:`audit_ledger`.
+        blocks: As for :func:`audit_ledger`.
+
+    Returns:
+        Addresses, shapes and counters; None for tensors of inference mode, which are not counted.
+
+    Example:
+        >>> writes, top = torch.zeros(2, 1, 1, 4), torch.zeros(1, 1, 4)
+        >>> before = ledger_state(writes, top, [])
+        >>> writes[1].add_(1.0).shape, ledger_state(writes, top, []) == before
+        (torch.Size([1, 1, 4]), False)
+    """
+    if writes.is_inference() or top.is_inference():
+        return None
+    counted = ((t.data_ptr(), t.shape, t.stride(), t._version) for t in (writes, top))
+    return (*counted, tuple(blocks))

@@ -109,6 +109,9 @@ def cancellations(
     Returns:
         The cancellations, strongest first; fewer than ``top`` where there are no more.
 
+    Raises:
+        LedgerError: The stream does not close.
+
     Example:
         >>> import residual_stream as rs
         >>> stream = rs.record(rs.load("bench"), "In the beginning God created the heaven")
@@ -116,6 +119,7 @@ def cancellations(
         >>> abs(best.before + best.write - best.after) < 1e-4
         True
     """
+    stream.require_closed(caller="cancellations")
     candidates: list[tuple[float, int, int, int, int]] = []
     first = stream.positions == 0
     for index, (before, write) in enumerate(_steps(stream)):
@@ -158,12 +162,16 @@ def cancelled_share(stream: ResidualStream, *, skip_first: bool = True) -> Cance
     Returns:
         Share and chance; both are 0 for the first write.
 
+    Raises:
+        LedgerError: The stream does not close.
+
     Example:
         >>> import residual_stream as rs
         >>> stream = rs.record(rs.load("bench"), "In the beginning God created the heaven")
         >>> float(rs.cancellation.cancelled_share(stream).share[0])
         0.0
     """
+    stream.require_closed(caller="cancelled_share")
     keep = (stream.positions > 0) if skip_first else (stream.positions >= 0)
     shares, chances = [], []
     for before, write in _steps(stream):

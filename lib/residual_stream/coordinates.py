@@ -130,6 +130,7 @@ def ablate_directions(
 
     Raises:
         ValueError: Directions that are not unit vectors, texts of one token.
+        LedgerError: ``to="mean"`` with a model whose ledger does not close.
 
     Example:
         >>> import residual_stream as rs
@@ -148,8 +149,9 @@ def ablate_directions(
     kept = to_positions(positions, tokens.shape[1], caller="ablate_directions")
     levels = directions.new_zeros(len(wiring.writes), len(directions))
     if to == "mean":
-        writes = record(model, tokens, positions=kept.tolist()).writes
-        levels = writes.mean(dim=(1, 2)) @ directions.T
+        stream = record(model, tokens, positions=kept.tolist())
+        stream.require_closed(caller="ablate_directions")
+        levels = stream.writes.mean(dim=(1, 2)) @ directions.T
     with torch.no_grad():
         own = model(tokens)
     loss, best = _loss(own, tokens), own.argmax(-1)

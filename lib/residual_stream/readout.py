@@ -108,6 +108,11 @@ class Readout:
 
     def mean_column(self) -> Float[Tensor, " d_model"]:
         """Return the unembedding's mean over the vocabulary, in float64."""
+        if "_mean_column" not in vars(self):  # once per readout
+            vars(self)["_mean_column"] = self._mean_over_vocabulary()
+        return vars(self)["_mean_column"]
+
+    def _mean_over_vocabulary(self) -> Float[Tensor, " d_model"]:
         # In slabs: a float64 mean over a transposed view of 50,000 rows takes a second.
         total = self.W_U.new_zeros(self.W_U.shape[0], dtype=torch.float64)
         for slab in self.W_U.T.split(256):

@@ -1,18 +1,122 @@
-"""Which token's logit: from a string, an id or one per row to checked token ids."""
+"""Which token's logit: from a string, an id or one per row to ids, and to directions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from .readout import Readout
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
 Targets = str | int | Sequence[str | int] | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """What the writes at every place are projected on: one direction per distinct target, over σ.
+
+    Attributes:
+        directions: One per distinct target.
+        index: Which of them belongs to each place.
+        sigma: The final norm's divisor at each place.
+        rows: ``directions[index] / sigma``.
+    """
+
+    directions: Float[Tensor, "target d_model"]
+    index: Int[Tensor, "batch pos"]
+    sigma: Float[Tensor, "batch pos"]
+    rows: Float[Tensor, "batch pos d_model"]
+
+    def of(self, write: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "1 batch pos"]:
+        """Return the write's share at each place, in float64."""
+        return torch.linalg.vecdot(write.to(self.rows), self.rows)[None]
+
+    def through(
+        self, weight: Float[Tensor, "part width d_model"], active: Tensor
+    ) -> Float[Tensor, "part batch pos"]:
+        """Return each part's share: its activations times the directions pulled back through W.
+
+        Args:
+            weight: The branch's output weights by part, in the precision to work in.
+            active: What the parts hand to them, ``[batch, pos, part, width]`` or joined.
+        """
+        batch, pos = self.index.shape
+        n_part, width, d_model = weight.shape
+        # Every distinct direction goes back once, through all parts of the branch in one product.
+        pulled = self.directions.to(weight) @ weight.reshape(n_part * width, d_model).T
+        pulled = pulled[self.index.reshape(-1)].reshape(batch * pos, n_part, width)
+        active = active.to(weight).reshape(batch * pos, n_part, width)
+        shares = (active * pulled)[..., 0] if width == 1 else torch.linalg.vecdot(active, pulled)
+        return (shares / self.sigma.to(weight).reshape(-1, 1)).T.reshape(n_part, batch, pos)
+
+
+@dataclass(frozen=True, eq=False)
+class DistinctTargets:
+    """The distinct targets asked for, and which of them belongs to each place.
+
+    Attributes:
+        readout: The model's last step.
+        ids: The distinct targets.
+        versus: What each is compared with, None for nothing.
+        index: Which of them belongs to each place.
+        center: Whether to measure from the vocabulary's mean logit.
+    """
+
+    readout: Readout
+    ids: Int[Tensor, " target"]
+    versus: Int[Tensor, " target"] | None
+    index: Int[Tensor, "batch pos"]
+    center: bool
+
+    @classmethod
+    def distinct(
+        cls,
+        readout: Readout,
+        ids: Int[Tensor, "batch pos"],
+        versus: Int[Tensor, "#batch #pos"] | None,
+        *,
+        center: bool,
+    ) -> DistinctTargets:
+        """Return the distinct pairs of ``ids`` and ``versus``."""
+        asked = [ids] if versus is None else [ids, versus.expand(ids.shape)]
+        pairs = torch.stack([tokens.reshape(-1) for tokens in asked], dim=1)
+        pairs, index = pairs.unique(dim=0, return_inverse=True)
+        other = None if versus is None else pairs[:, 1]
+        return cls(readout, pairs[:, 0], other, index.reshape(ids.shape), center)
+
+    def projection(self, sigma: Float[Tensor, "batch pos"]) -> Projection:
+        """Return the directions to project on, given the final norm's divisor at each place."""
+        directions = self.readout.direction(self.ids, versus=self.versus, center=self.center)
+        rows = directions[self.index] / sigma[..., None]
+        return Projection(directions, self.index, sigma, rows)
+
+    def constants(self) -> dict[str, Float[Tensor, " target"]]:
+        """Return what each target's logit owes to no write; see :meth:`Readout.constants`."""
+        return self.readout.constants(self.ids, versus=self.versus, center=self.center)
+
+    def of_normed(self, normed: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos"]:
+        """Each place's logit from the output of the model's own norm, in float64."""
+        columns = self.readout.target_columns(self.ids, versus=self.versus, center=self.center)
+        logit = self.readout.multiplier * torch.linalg.vecdot(
+            normed.to(columns), columns[self.index]
+        )
+        bias = self.constants().get("unembed_bias")
+        return logit if bias is None else logit + bias[self.index]
+
+    def of_logits(self, logits: Float[Tensor, " d_vocab"]) -> Float[Tensor, ""]:
+        """The first place's logit from all logits there, in float64."""
+        which = self.index[0, 0]
+        value = logits[self.ids[which]].double()
+        if self.versus is not None:
+            return value - logits[self.versus[which]].double()
+        return value - logits.mean(dtype=torch.float64) if self.center else value
 
 
 def target_ids(
