@@ -107,7 +107,11 @@ HYBRID = {
     "mamba": lambda: hf.MambaConfig(**_SSM),
     "mamba2": lambda: hf.Mamba2Config(**_SSM, num_heads=4, head_dim=8, n_groups=1),
 }  # fmt: skip
-CONFIGS = {**SEQUENTIAL, **PARALLEL, **POST_NORM, **SCALED, **EXPERTS, **HYBRID}
+POST_LN = {
+    "gpt1": lambda: hf.OpenAIGPTConfig(**{k: v for k, v in _GPT.items() if k not in _IDS}),
+    "bert": lambda: hf.BertConfig(**_MHA),
+}
+CONFIGS = {**SEQUENTIAL, **PARALLEL, **POST_NORM, **SCALED, **EXPERTS, **HYBRID, **POST_LN}
 
 
 def random_hf(name, *, dtype=torch.float32, seed=0, config=None):
@@ -116,7 +120,7 @@ def random_hf(name, *, dtype=torch.float32, seed=0, config=None):
     config = CONFIGS[name]() if config is None else config
     config._attn_implementation = config._experts_implementation = "eager"
     # The class by its name: from_config would take Qwen3.5's text model for one with pictures.
-    kind = "Qwen3_5ForCausalLM" if name == "qwen3_5" else None
+    kind = {"qwen3_5": "Qwen3_5ForCausalLM", "bert": "BertForMaskedLM"}.get(name)
     build = getattr(hf, kind)._from_config if kind else hf.AutoModelForCausalLM.from_config
     model = build(config, dtype=dtype, attn_implementation="eager")
     with torch.no_grad():

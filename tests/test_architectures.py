@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import residual_stream as rs
-from architectures import CONFIGS, PARALLEL, SEQUENTIAL, TOKENS, random_hf, random_model
+from architectures import CONFIGS, PARALLEL, POST_LN, SEQUENTIAL, TOKENS, random_hf, random_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -50,7 +50,7 @@ def test_the_stream_is_what_the_plain_model_holds_in_float64(name):
     assert len(entering) == len(stack)
     for layer, exact in enumerate(entering):
         written = sum(write < layer for write in stream.layers)
-        ours = stream.writes[:written].sum(0)
+        ours = stream.after(written - 1)
         assert float((ours - exact).norm() / exact.norm()) < 1e-6, layer
 
 
@@ -60,6 +60,24 @@ def test_every_architecture_runs_on_from_a_layer(architecture):
         before = sum(write < layer for write in stream.layers) - 1
         top = rs.rerun_from(model, stream.after(before), layer)
         assert torch.equal(top, stream.top)
+
+
+@pytest.mark.parametrize("name", POST_LN)
+def test_a_post_ln_stream_goes_through_every_norm_but_the_last(name):
+    stream = rs.record(random_model(name), TOKENS)
+    assert len(stream.wiring.norms) == 2 * len(stream.model.blocks) - 1
+    assert stream.wiring.boundaries[-1].hook == "blocks.2.ln2.hook_in"
+    writes, audit = list(stream.writes.double()), stream.audit()
+    norms = stream.stream_norms()
+    held, parts = stream.writes[0], [writes[0]]
+    for index, write in enumerate(stream.writes[1:], start=1):
+        held, parts = held + write, [*parts, write.double()]
+        if index in norms:  # every earlier write goes through the norm, which adds its bias
+            frozen = norms[index].at(held)
+            parts = [*map(frozen.push, parts), frozen.norm.bias.double().expand_as(held)]
+            held = norms[index](held)
+    error = (sum(parts) - stream.top.double()).abs().max()
+    assert float(error) <= audit.bound and float(error) == pytest.approx(audit.sum_error, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", SEQUENTIAL)

@@ -35,7 +35,7 @@ def test_an_unknown_block_is_refused_by_its_class(bench):
 
 def test_a_missing_hook_point_is_refused_by_its_name(bench):
     model = SimpleNamespace(
-        blocks=[bench.blocks[0]], hook_dict=bench.hook_dict, cfg=bench.cfg,
+        blocks=[bench.blocks[0]], hook_dict=bench.hook_dict, cfg=bench.cfg, ln_final=object(),
         get_hook_point=lambda name: None if "mlp" in name else object(),
     )  # fmt: skip
     with pytest.raises(rs.WiringError, match=r"no hook point 'blocks.0.hook_mlp_out'"):

@@ -7,19 +7,25 @@ rounds once. With unit roundoff :math:`u` (half a machine epsilon) and computed 
 .. math:: |\hat s_n - \sum_k w_k| \le u \sum_{k=1}^{n} |\hat s_k|,
 
 because :math:`\mathrm{fl}(a+b) = (a+b)/(1+\delta)` with :math:`|\delta| \le u` (Higham 2002,
-*Accuracy and Stability of Numerical Algorithms*, sections 2.2 and 4.2).
+*Accuracy and Stability of Numerical Algorithms*, sections 2.2 and 4.2). In a post-LN model the
+stream passes through norms on its way. With its divisor taken from the run a norm is linear: the
+sum goes through it, its own rounding is added to the bound, and so goes the bound so far
+(:class:`residual_stream.frozen.FrozenNorm`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from .frozen import FrozenNorm
 
 
 class LedgerError(RuntimeError):
@@ -155,6 +161,8 @@ def audit_ledger(
     writes: Float[Tensor, "write batch pos d_model"],
     top: Float[Tensor, "batch pos d_model"],
     blocks: Sequence[BlockAudit],
+    *,
+    norms: Mapping[int, FrozenNorm] = MappingProxyType({}),
 ) -> Audit:
     """Audit a ledger of writes against the model's own top of the stream.
 
@@ -162,6 +170,7 @@ def audit_ledger(
         writes: The writes in the order made, in the model's dtype.
         top: The model's own stream at the input of its final norm.
         blocks: Every stage's own closure and every reading, measured during the forward pass.
+        norms: The norms that the stream passes through, by the write they come after.
 
     Returns:
         The audit.
@@ -176,10 +185,14 @@ def audit_ledger(
     replayed = writes[0].clone()
     exact = writes[0].to(torch.float64, copy=True)
     bound = torch.zeros_like(exact)
-    for write in writes[1:]:
+    for index, write in enumerate(writes[1:], start=1):
         replayed += write
         exact += write.double()
         bound += unit_roundoff * replayed.double().abs()
+        if (norm := norms.get(index)) is not None:
+            frozen = norm.at(replayed)
+            exact, bound = frozen.through(exact), frozen.bound(bound, replayed, unit_roundoff)
+            replayed = norm(replayed)
     error = (exact - top.double()).abs()
     return Audit(
         replay_error=(replayed.double() - top.double()).abs().max().item(),

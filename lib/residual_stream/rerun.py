@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .wiring import final_norm
+
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
@@ -65,7 +67,7 @@ def _blocks_return_tuples(model: TransformerBridge) -> bool:
         handle = block.register_forward_hook(lambda *call: forms.append(isinstance(call[2], tuple)))
         token = torch.zeros(1, 1, dtype=torch.long, device=model.cfg.device)
         try:
-            with torch.no_grad(), _without_hooks(model):
+            with torch.no_grad(), without_hooks(model):
                 model(token, return_type=None)
         finally:
             handle.remove()
@@ -74,9 +76,18 @@ def _blocks_return_tuples(model: TransformerBridge) -> bool:
 
 
 @contextmanager
-def _without_hooks(model: TransformerBridge) -> Iterator[None]:
-    """Let no hook of the caller's fire inside a ``with`` block: the run inside is not theirs."""
-    kept = [(point, point._forward_hooks) for point in model.hook_dict.values()]
+def without_hooks(module: torch.nn.Module) -> Iterator[None]:
+    """Let no hook point of ``module`` fire inside a ``with`` block: that run is not the caller's.
+
+    Args:
+        module: A ``TransformerBridge`` or a part of one.
+
+    Yields:
+        Nothing; the hooks are back at the end, also after an error.
+    """
+    from transformer_lens.hook_points import HookPoint
+
+    kept = [(m, m._forward_hooks) for m in module.modules() if isinstance(m, HookPoint)]
     try:
         for point, _ in kept:
             point._forward_hooks = OrderedDict()
@@ -143,6 +154,8 @@ def run_to_top(
 ) -> Float[Tensor, "batch seq d_model"]:
     """Run ``model`` up to the input of its final norm and return the stream there.
 
+    In a post-LN model that is the last norm of its last block.
+
     Args:
         model: A ``TransformerBridge``.
         inputs: What the model's own call takes: token ids.
@@ -152,7 +165,7 @@ def run_to_top(
     Returns:
         The stream at the input of the final norm. The unembedding does not run.
     """
-    return run_until(model, inputs, "ln_final.hook_in", fwd_hooks=fwd_hooks, **options)
+    return run_until(model, inputs, f"{final_norm(model)}.hook_in", fwd_hooks=fwd_hooks, **options)
 
 
 def run_until(

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from .audit import Audit, BlockAudit, LedgerError, audit_ledger, ledger_state
 from .branches import keep_activations
+from .frozen import FrozenNorm
 from .inputs import to_positions, to_tokens
-from .wiring import Boundary, Read, Wiring, read_wiring
+from .ledger import Ledger
+from .wiring import Wiring, read_wiring
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -30,8 +32,8 @@ class ResidualStream:
         tokens: The token ids, all positions.
         positions: The positions whose stream was kept.
         writes: What was added, in the model's dtype; ``writes[0]`` is the embedding row.
-        top: The model's own stream at the input of the final norm: the audit holds the writes
-            against it.
+        top: The model's own stream at the input of the final norm (of the last norm, in a post-LN
+            model): the audit holds the writes against it.
         wiring: Which hook points the writes were read at.
         blocks: Every stage's closure, and every branch's reading, measured while recording.
         activations: What heads or neurons handed to their output weights, by hook point; empty
@@ -87,12 +89,22 @@ class ResidualStream:
     def partial_sums(self) -> Iterator[Float[Tensor, "batch pos d_model"]]:
         """Yield the stream after each write, added in the model's order and dtype.
 
-        Each tensor is valid until the next is asked for; clone what you keep.
+        Where a post-LN model sends the stream through a norm after a write, what comes out of the
+        norm is yielded. Each tensor is valid until the next is asked for; clone what you keep.
         """
+        norms = self.stream_norms()
         running = self.writes[0].clone()
         yield running
-        for write in self.writes[1:]:
-            yield running.add_(write)
+        for index, write in enumerate(self.writes[1:], start=1):
+            running.add_(write)
+            if index in norms:
+                running = norms[index](running)
+            yield running
+
+    def stream_norms(self) -> dict[int, FrozenNorm]:
+        """The norms that the stream passes through, by the write they come after; mostly none."""
+        return {norm.writes_before - 1: FrozenNorm.of(self.model, norm.module)
+                for norm in self.wiring.norms}  # fmt: skip
 
     def accumulated(self) -> Float[Tensor, "write batch pos d_model"]:
         """Return the stream after each write, stacked: as much memory again as the writes."""
@@ -132,7 +144,7 @@ class ResidualStream:
             rounding bound, and every block on its own. Print it for a table. Measured anew at
             each call.
         """
-        return audit_ledger(self.writes, self.top, self.blocks)
+        return audit_ledger(self.writes, self.top, self.blocks, norms=self.stream_norms())
 
     def require_closed(self, *, caller: str = "ResidualStream") -> None:
         """Raise an error with the audit's verdict unless the ledger closes.
@@ -214,7 +226,7 @@ def record(
     wiring = read_wiring(model)
     tokens = to_tokens(model, text, prepend_bos=prepend_bos)
     kept = to_positions(positions, tokens.shape[1])
-    ledger = _Ledger(wiring, None if positions is None else kept, device)
+    ledger = Ledger(wiring, None if positions is None else kept, device)
     hooks, activations = keep_activations(model, wiring, units, kept)
     with torch.no_grad(), model.hooks(fwd_hooks=[*hooks, *ledger.hooks()]):
         model(tokens, return_type=None)
@@ -228,116 +240,3 @@ def record(
         blocks=ledger.blocks(),
         activations=activations,
     )
-
-
-class _Ledger:
-    """Collects the writes during a forward pass and closes each block as it ends."""
-
-    writes: Tensor
-    top: Tensor
-
-    def __init__(
-        self,
-        wiring: Wiring,
-        positions: Int[Tensor, " pos"] | None,
-        device: str | torch.device | None,
-    ) -> None:
-        self.wiring = wiring
-        self.positions = positions
-        self.device = device
-        self.partial: dict[int, Tensor] = {}
-        self.start: Tensor | None = None  # the stream at the last boundary
-        self.expected: Tensor | None = None  # the stream after the last write
-        self.n_started = self.n_written = 0
-        self.scale: Tensor | float = 0.0
-        self.unread = {read.hook: read for read in wiring.reads}
-        self.measured: list[tuple[Boundary | Read, Tensor, Tensor | float]] = []
-
-    def hooks(self) -> list[tuple[str, object]]:
-        writes = [
-            (point, lambda value, hook, index=index: self._on_write(index, value))
-            for index, write in enumerate(self.wiring.writes)
-            for point in write.hooks
-        ]
-        reads = [
-            (read.hook, lambda value, hook, at=read: self._on_read(value, at))
-            for read in self.wiring.reads
-        ]
-        boundaries = [
-            (boundary.hook, lambda value, hook, at=boundary: self._on_stream(value, at))
-            for boundary in self.wiring.boundaries
-        ]
-        return [*writes, *reads, *boundaries]
-
-    def _kept(self, value: Tensor) -> Tensor:
-        if self.positions is None:
-            return value.detach()
-        return value.detach().index_select(1, self.positions.to(value.device))
-
-    def _on_write(self, index: int, value: Tensor) -> None:
-        write, made = self._kept(value), self.wiring.writes[index]
-        if len(made.hooks) > 1:
-            if index not in self.partial:
-                self.partial[index] = write
-                return
-            write = self.partial.pop(index) + write
-        if index != self.n_written:
-            where = "the embedding" if made.layer < 0 else f"block {made.layer}"
-            raise LedgerError(
-                f"record: in {where}, {made.label!r} was written in place {self.n_written}, not "
-                f"{index}; the forward pass does not follow the wiring"
-            )
-        if self.n_written == 0:
-            shape = (len(self.wiring.writes), *write.shape)
-            self.writes = write.new_empty(shape, device=self.device or write.device)
-        self.writes[index] = write  # broadcasts a positional row over the batch
-        self.n_written += 1
-        self.expected = write if self.expected is None else self.expected.to(write.device) + write
-        self.scale = torch.as_tensor(self.scale, device=write.device).maximum(write.abs().max())
-
-    def _on_read(self, value: Tensor, read: Read) -> None:
-        self.unread.pop(read.hook, None)
-        # In a parallel block a branch may read after the other has written.
-        held = self.start if read.writes_before == self.n_started else self.expected
-        self._measure(read, held, self._kept(value))
-
-    def _on_stream(self, value: Tensor, boundary: Boundary) -> None:
-        if self.n_written != boundary.writes_before:
-            missing = self.wiring.labels[self.n_written : boundary.writes_before]
-            raise LedgerError(
-                f"record: {boundary.closes} ended after {self.n_written} writes in all, not "
-                f"{boundary.writes_before}"
-                + (f": {missing[0]!r} was not written" if missing else "")
-            )
-        skipped = [read for read in self.unread.values() if read.layer == boundary.layer]
-        if skipped:
-            raise LedgerError(
-                f"record: {boundary.closes} ended, and {skipped[0].hook!r} was never run: "
-                f"{skipped[0].reader} does not read the stream as its wiring says"
-            )
-        stream = self._kept(value)
-        self._measure(boundary, self.expected, stream)
-        self.start = self.expected = stream
-        self.n_started, self.scale = self.n_written, 0.0
-        if boundary is self.wiring.boundaries[-1]:
-            self.top = stream.to(self.device or stream.device, copy=True)
-            # TransformerLens's own way to end a forward pass early; nobody asked for logits.
-            from transformer_lens.model_bridge.exceptions import StopAtLayerException
-
-            raise StopAtLayerException(self.top)
-
-    def _measure(self, at: Boundary | Read, held: Tensor | None, seen: Tensor) -> None:
-        assert held is not None
-        self.measured.append((at, (held.to(seen.device) - seen).abs().max(), self.scale))
-
-    def blocks(self) -> tuple[BlockAudit, ...]:
-        return tuple(
-            BlockAudit(
-                name=at.reader if isinstance(at, Read) else at.closes,
-                layer=at.layer,
-                error=float(error),
-                scale=float(scale),
-                reads=isinstance(at, Read),
-            )
-            for at, error, scale in self.measured
-        )

@@ -78,12 +78,28 @@ class Read:
 
 
 @dataclass(frozen=True)
+class StreamNorm:
+    """A norm that the stream itself passes through, as in a post-LN block.
+
+    Attributes:
+        module: Its name in the model, for example ``"blocks.4.ln1"``.
+        writes_before: How many writes the stream holds there.
+        layer: Its block.
+    """
+
+    module: str
+    writes_before: int
+    layer: int
+
+
+@dataclass(frozen=True)
 class Wiring:
     """The writes of a model in order, and the places where the stream can be seen."""
 
     writes: tuple[Write, ...]
     boundaries: tuple[Boundary, ...]
     reads: tuple[Read, ...] = ()
+    norms: tuple[StreamNorm, ...] = ()
 
     @property
     def labels(self) -> list[str]:
@@ -105,10 +121,13 @@ def read_wiring(model: TransformerBridge) -> Wiring:
 
     Known are sequential blocks (``x + attn``, then ``+ mlp``; attention may be a linear attention
     or a state-space mixer, and either branch may be missing), with norms before the branches,
-    after them or both, with scaled branches, and parallel blocks, whose two branches read one
-    stream. A parallel block makes one write where it adds its branches first, ``x + (attn + mlp)``,
-    and two where it adds them one by one, ``(x + attn) + mlp``: in floating point these differ, and
-    a short run of block 0 tells which it is.
+    after them or both, with scaled branches; parallel blocks, whose two branches read one stream;
+    and post-LN blocks (BERT, GPT-1), where the stream itself passes through norms and ends, for
+    this library, before the last of them, which reads it out.
+
+    A parallel block makes one write where it adds its branches first, ``x + (attn + mlp)``, and two
+    where it adds them one by one, ``(x + attn) + mlp``: in floating point these differ, and a short
+    run of block 0 tells which it is.
 
     Args:
         model: A ``TransformerBridge``, as :func:`residual_stream.load` returns it.
@@ -129,6 +148,8 @@ def read_wiring(model: TransformerBridge) -> Wiring:
             f"read_wiring: a {type(model).__name__} has no stack called `blocks`; pass a "
             "TransformerBridge of a decoder (residual_stream.load makes one)"
         )
+    if _norms_its_stream(model):
+        return _assemble_post_norm(model)
     wiring = _assemble(model, branches_first=True)
     if any(write.kind == "parallel" for write in wiring.writes) and _adds_one_by_one(model, wiring):
         return _assemble(model, branches_first=False)
@@ -144,15 +165,71 @@ def _assemble(model: TransformerBridge, *, branches_first: bool) -> Wiring:
         made = _block_writes(layer, block, branches_first=branches_first)
         reads += _block_reads(layer, block, made, len(writes))
         writes += made
-        after = f"blocks.{layer + 1}.hook_in" if layer + 1 < n_layers else "ln_final.hook_in"
+        last = layer + 1 == n_layers
+        after = f"{final_norm(model)}.hook_in" if last else f"blocks.{layer + 1}.hook_in"
         boundaries.append(Boundary(after, len(writes), f"block {layer} ({_inner(block)})", layer))
     wiring = Wiring(tuple(writes), tuple(boundaries), tuple(reads))
     _require_hooks(model, wiring)
     return wiring
 
 
+def final_norm(model: TransformerBridge) -> str:
+    """Return the name of the norm that reads the stream out; what enters it is the top.
+
+    Args:
+        model: A ``TransformerBridge``.
+
+    Returns:
+        ``"ln_final"``, or the last norm of the last block of a post-LN model.
+    """
+    return f"blocks.{len(model.blocks) - 1}.ln2" if _norms_its_stream(model) else "ln_final"
+
+
+def _norms_its_stream(model: TransformerBridge) -> bool:
+    """Whether the stack is post-LN: two norms a block, and none between the stack and its readout.
+
+    Where the norms stand in the block is not seen here, but when the stream is recorded.
+    """
+    reads_out_bare = not hasattr(model, "ln_final") or hasattr(model, "mlm_head")
+    parts = {*_POST_NORM}
+    return reads_out_bare and all(
+        _kind_of_block(block) == "sequential" and parts == set(block.submodules)
+        for block in model.blocks
+    )
+
+
+_POST_NORM = ("attn", "ln1", "mlp", "ln2")
+
+
+def _assemble_post_norm(model: TransformerBridge) -> Wiring:
+    writes = _embedding_writes(model)
+    boundaries = [Boundary("blocks.0.hook_in", len(writes), "the embedding", -1)]
+    reads: list[Read] = []
+    norms: list[StreamNorm] = []
+    for layer, block in enumerate(model.blocks):
+        name, held = f"blocks.{layer}", len(writes)
+        here = f"of block {layer} ({_inner(block)})"
+        made = _block_writes(layer, block, kind="inside")
+        reads += [
+            Read(f"{name}.attn.hook_in", held, f"the attention {here}", layer),
+            Read(f"{name}.ln1.hook_in", held + 1, f"the norm ln1 {here}", layer),
+            Read(f"{name}.mlp.hook_in", held + 1, f"the MLP {here}", layer),
+        ]
+        writes += made
+        norms.append(StreamNorm(f"{name}.ln1", held + 1, layer))
+        last = layer + 1 == len(model.blocks)
+        if not last:
+            reads.append(Read(f"{name}.ln2.hook_in", held + 2, f"the norm ln2 {here}", layer))
+            norms.append(StreamNorm(f"{name}.ln2", held + 2, layer))
+        end = f"{final_norm(model) if last else f'blocks.{layer + 1}'}.hook_in"
+        boundaries.append(Boundary(end, len(writes), f"block {layer} ({_inner(block)})", layer))
+    wiring = Wiring(tuple(writes), tuple(boundaries), tuple(reads), tuple(norms))
+    _require_hooks(model, wiring)
+    return wiring
+
+
 def _embedding_writes(model: TransformerBridge) -> list[Write]:
-    # BLOOM normalises the row before the first block reads it: the normalised row is the write.
+    # BLOOM and BERT normalise the row before the first block reads it: that is the write.
     row = "embed_ln.hook_out" if "embed_ln.hook_out" in model.hook_dict else "embed.hook_out"
     writes = [Write("embed", "embed", -1, (row,))]
     if "pos_embed.hook_out" in model.hook_dict and row == "embed.hook_out":
@@ -160,9 +237,11 @@ def _embedding_writes(model: TransformerBridge) -> list[Write]:
     return writes
 
 
-def _block_writes(layer: int, block: Any, *, branches_first: bool) -> list[Write]:
+def _block_writes(
+    layer: int, block: Any, *, branches_first: bool = False, kind: str | None = None
+) -> list[Write]:
     parts = set(block.submodules or {})
-    kind = _kind_of_block(block)
+    kind = kind or _kind_of_block(block)
     mixers = [name for name in MIXERS if name in parts]
     if kind is None or len(mixers) > 1 or not parts & {*MIXERS, "mlp"}:
         raise WiringError(
@@ -202,7 +281,7 @@ def _kind_of_block(block: Any) -> str | None:
 
 def _output(name: str, kind: str) -> str:
     """The hook point of a branch's write, inside its block."""
-    if kind == "inside":  # BLOOM: the branch's own output already holds the stream
+    if kind == "inside":  # BLOOM, BERT: what the branch returns already holds the stream
         return {"attn": "attn.o.hook_out", "mlp": "mlp.out.hook_out"}[name]
     return f"hook_{name}_out" if name in ("attn", "mlp") else f"{name}.hook_out"
 
@@ -260,6 +339,8 @@ def _hook_names(wiring: Wiring) -> Iterator[str]:
         yield from write.hooks
     for place in (*wiring.boundaries, *wiring.reads):
         yield place.hook
+    for norm in wiring.norms:
+        yield f"{norm.module}.hook_out"
 
 
 def _require_hooks(model: TransformerBridge, wiring: Wiring) -> None:
