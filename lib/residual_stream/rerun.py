@@ -44,7 +44,7 @@ def skipped_blocks(model: TransformerBridge, layers: Sequence[int]) -> Iterator[
         for layer in layers:
             block = model.blocks[layer]
             # TransformerLens's own blocks return a tuple of one, Hugging Face's a tensor.
-            native = isinstance(block.original_component, NativeBlock)
+            native = isinstance(getattr(block, "original_component", None), NativeBlock)
             # Past the bridge's own __setattr__, which would set it on the Hugging Face block.
             object.__setattr__(block, "forward", pass_on_in_a_tuple if native else pass_on)
             restore.callback(object.__delattr__, block, "forward")
