@@ -129,8 +129,12 @@ def read_wiring(model: TransformerBridge) -> Wiring:
     where it adds them one by one, ``(x + attn) + mlp``: in floating point these differ, and a short
     run of block 0 tells which it is.
 
+    A model of another make may declare its wiring itself, in a method ``declared_wiring``; whether
+    it is right is measured all the same.
+
     Args:
-        model: A ``TransformerBridge``, as :func:`residual_stream.load` returns it.
+        model: A ``TransformerBridge``, as :func:`residual_stream.load` returns it, or a
+            :class:`residual_stream.blocks.Stack`.
 
     Returns:
         The wiring. A 30-block sequential model has 61 writes, 31 boundaries and 60 reads.
@@ -148,6 +152,10 @@ def read_wiring(model: TransformerBridge) -> Wiring:
             f"read_wiring: a {type(model).__name__} has no stack called `blocks`; pass a "
             "TransformerBridge of a decoder (residual_stream.load makes one)"
         )
+    if (declared := getattr(model, "declared_wiring", None)) is not None:
+        wiring = declared()
+        _require_hooks(model, wiring)
+        return wiring
     if _norms_its_stream(model):
         return _assemble_post_norm(model)
     wiring = _assemble(model, branches_first=True)
