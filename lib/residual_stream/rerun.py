@@ -114,11 +114,67 @@ def run_to_top(
     Returns:
         The stream at the input of the final norm. The unembedding does not run.
     """
+    with torch.no_grad():
+        return _to_top(model, inputs, fwd_hooks, options).clone()
+
+
+def run_blocks(
+    model: TransformerBridge,
+    residual: Float[Tensor, "batch seq d_model"],
+    start: int,
+    stop: int,
+    *,
+    fwd_hooks: Sequence[Hook] = (),
+) -> Float[Tensor, "batch seq d_model"]:
+    """Return the stream after the blocks ``start`` to ``stop - 1``: an exact function of blocks.
+
+    Autograd is left as it is, so the result can be differentiated with respect to ``residual``,
+    also by ``torch.func``.
+
+    Args:
+        model: A ``TransformerBridge`` with a stack called ``blocks``.
+        residual: The stream entering block ``start``, at every position from the first.
+        start: The first block to run.
+        stop: One past the last block to run; at most ``n_layers``.
+        fwd_hooks: Hooks of the form ``(name, function(value, hook))`` on the blocks that run.
+
+    Returns:
+        The stream that enters block ``stop``, or the final norm.
+
+    Raises:
+        ValueError: ``start`` or ``stop`` is out of range.
+
+    Example:
+        >>> import residual_stream as rs
+        >>> model = rs.load("bench")
+        >>> stream = rs.record(model, "In the beginning")
+        >>> after = rs.run_blocks(model, stream.after("0_mlp_out"), 1, 3)
+        >>> bool((after == stream.after("2_mlp_out")).all())
+        True
+    """
+    n_layers = len(model.blocks)
+    if not 0 <= start <= stop <= n_layers:
+        raise ValueError(
+            f"run_blocks: blocks {start} to {stop} are out of range; the model has {n_layers} "
+            f"blocks, so 0 ≤ start ≤ stop ≤ {n_layers}"
+        )
+    if start == stop:
+        return residual.clone()
+    with skipped_blocks(model, range(start)):
+        if stop == n_layers:  # stop_at_layer = n_layers would run the unembedding
+            return _to_top(model, residual, fwd_hooks, {"start_at_layer": start})
+        with model.hooks(fwd_hooks=list(fwd_hooks)):
+            return model(residual, return_type=None, start_at_layer=start, stop_at_layer=stop)
+
+
+def _to_top(
+    model: TransformerBridge, inputs: Tensor, fwd_hooks: Sequence[Hook], options: dict[str, Any]
+) -> Tensor:
     # TransformerLens's own way to end a forward pass early.
     from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
     def stop(value: Tensor, hook: Any) -> None:
-        raise StopAtLayerException(value.detach().clone())
+        raise StopAtLayerException(value)
 
-    with torch.no_grad(), model.hooks(fwd_hooks=[*fwd_hooks, ("ln_final.hook_in", stop)]):
+    with model.hooks(fwd_hooks=[*fwd_hooks, ("ln_final.hook_in", stop)]):
         return model(inputs, return_type=None, **options)
