@@ -138,11 +138,8 @@ def rerun_from(
         )
     if layer == n_layers:
         return residual.clone()
-    # By hook: TransformerLens's start_at_layer does not reach BLOOM's blocks.
-    tokens = torch.zeros(residual.shape[:2], dtype=torch.long, device=model.cfg.device)
-    start = (f"blocks.{layer}.hook_in", lambda value, hook: residual)
-    with skipped_blocks(model, range(layer)):
-        return run_to_top(model, tokens, fwd_hooks=[start, *fwd_hooks])
+    with torch.no_grad():
+        return run_blocks(model, residual, layer, n_layers, fwd_hooks=fwd_hooks).clone()
 
 
 def run_to_top(
@@ -165,7 +162,59 @@ def run_to_top(
     Returns:
         The stream at the input of the final norm. The unembedding does not run.
     """
-    return run_until(model, inputs, f"{final_norm(model)}.hook_in", fwd_hooks=fwd_hooks, **options)
+    with torch.no_grad():
+        top = f"{final_norm(model)}.hook_in"
+        return run_until(model, inputs, top, fwd_hooks=fwd_hooks, **options).clone()
+
+
+def run_blocks(
+    model: TransformerBridge,
+    residual: Float[Tensor, "batch seq d_model"],
+    start: int,
+    stop: int,
+    *,
+    fwd_hooks: Sequence[Hook] = (),
+) -> Float[Tensor, "batch seq d_model"]:
+    """Return the stream after the blocks ``start`` to ``stop - 1``: an exact function of blocks.
+
+    Autograd is left as it is, so the result can be differentiated with respect to ``residual``,
+    also by ``torch.func``.
+
+    Args:
+        model: A ``TransformerBridge`` with a stack called ``blocks``.
+        residual: The stream entering block ``start``, at every position from the first.
+        start: The first block to run.
+        stop: One past the last block to run; at most ``n_layers``.
+        fwd_hooks: Hooks of the form ``(name, function(value, hook))`` on the blocks that run.
+
+    Returns:
+        The stream that enters block ``stop``, or the final norm.
+
+    Raises:
+        ValueError: ``start`` or ``stop`` is out of range.
+
+    Example:
+        >>> import residual_stream as rs
+        >>> model = rs.load("bench")
+        >>> stream = rs.record(model, "In the beginning")
+        >>> after = rs.run_blocks(model, stream.after("0_mlp_out"), 1, 3)
+        >>> bool((after == stream.after("2_mlp_out")).all())
+        True
+    """
+    n_layers = len(model.blocks)
+    if not 0 <= start <= stop <= n_layers:
+        raise ValueError(
+            f"run_blocks: blocks {start} to {stop} are out of range; the model has {n_layers} "
+            f"blocks, so 0 ≤ start ≤ stop ≤ {n_layers}"
+        )
+    if start == stop:
+        return residual.clone()
+    # The stream is put in by hook: TransformerLens's start_at_layer does not reach BLOOM's blocks.
+    tokens = torch.zeros(residual.shape[:2], dtype=torch.long, device=model.cfg.device)
+    entering = (f"blocks.{start}.hook_in", lambda value, hook: residual)
+    end = f"{final_norm(model)}.hook_in" if stop == n_layers else f"blocks.{stop}.hook_in"
+    with skipped_blocks(model, range(start)):
+        return run_until(model, tokens, end, fwd_hooks=[entering, *fwd_hooks])
 
 
 def run_until(
@@ -186,13 +235,13 @@ def run_until(
         options: Passed to the model's call.
 
     Returns:
-        A copy of the value at the hook point.
+        The value at the hook point, with its autograd graph if one is being kept.
     """
     # TransformerLens's own way to end a forward pass early.
     from transformer_lens.model_bridge.exceptions import StopAtLayerException
 
     def stop(value: Tensor, hook: Any) -> None:
-        raise StopAtLayerException(value.detach().clone())
+        raise StopAtLayerException(value)
 
-    with torch.no_grad(), model.hooks(fwd_hooks=[*fwd_hooks, (point, stop)]):
+    with model.hooks(fwd_hooks=[*fwd_hooks, (point, stop)]):
         return model(inputs, return_type=None, **options)

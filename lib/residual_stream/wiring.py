@@ -335,7 +335,8 @@ def _adds_one_by_one(model: TransformerBridge, wiring: Wiring) -> bool:
 
     tokens = torch.arange(min(8, model.cfg.d_vocab, model.cfg.n_ctx), device=model.cfg.device)
     hooks = [keeping(name) for name in (start, *write.hooks)]
-    after = run_until(model, tokens[None], end, fwd_hooks=hooks)
+    with torch.no_grad():
+        after = run_until(model, tokens[None], end, fwd_hooks=hooks)
     if not set(write.hooks) <= set(seen):
         return False  # the recording will say which write is missing
     x, attn, mlp = seen[start], *(seen[hook] for hook in write.hooks)
