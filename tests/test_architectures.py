@@ -4,7 +4,15 @@ import pytest
 import torch
 
 import residual_stream as rs
-from architectures import CONFIGS, PARALLEL, POST_LN, SEQUENTIAL, TOKENS, random_hf, random_model
+from residual_stream.architectures import (
+    CONFIGS,
+    PARALLEL,
+    POST_LN,
+    SEQUENTIAL,
+    TOKENS,
+    random_hf,
+    random_model,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -202,21 +202,20 @@ def test_a_transform_of_the_unembedding_added_later_is_refused():
     hook.remove()
 
 
-def test_a_branch_that_is_not_its_parts_through_its_output_weights_is_refused_by_block():
-    stream = record(random_model("gemma2"), TOKENS)  # a norm sits on each branch
-    for unit, other in (("head", "neuron"), ("neuron", "head")):
-        allowed = f"unit='layer', unit='sublayer', unit='{other}'"
-        with pytest.raises(LedgerError, match=r"in block 0 \(Gemma2DecoderLayer\) the parts") as e:
-            logit_attribution(stream, 6, unit=unit)
-        assert str(e.value).endswith(allowed)
-
-
-def test_neurons_of_a_mixture_of_experts_are_refused_by_block_with_what_is_allowed():
-    stream = record(random_model("mixtral"), TOKENS)
-    with pytest.raises(LedgerError, match=r"block 0's mlp branch \(MixtralSparseMoeBlock\)") as e:
-        logit_attribution(stream, 6, unit="neuron")
-    assert str(e.value).endswith("unit='layer', unit='sublayer', unit='head'")
-    assert logit_attribution(stream, 6, unit="head").relative_remainder < 1e-5
+@pytest.mark.parametrize(
+    ("unit", "branch", "other"), [("head", "self_attn", "neuron"), ("neuron", "mlp", "head")]
+)
+def test_a_branch_that_is_not_its_parts_through_its_output_weights_is_refused_by_block(
+    unit, branch, other
+):
+    model = random_model("llama")
+    inner = getattr(model.blocks[0].original_component, branch).original_component
+    output = inner.o_proj if branch == "self_attn" else inner.down_proj
+    output.register_forward_hook(lambda module, inputs, output: output.roll(1, -1))
+    stream = record(model, TOKENS)
+    with pytest.raises(LedgerError, match=r"in block 0 \(LlamaDecoderLayer\) the parts") as e:
+        logit_attribution(stream, 6, unit=unit)
+    assert str(e.value).endswith(f"unit='layer', unit='sublayer', unit='{other}'")
 
 
 def test_mutation_a_readout_without_gain_is_refused(monkeypatch):
@@ -261,7 +260,7 @@ def test_mutation_weights_changed_after_recording_are_refused():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"unit": "expert"}, ValueError, r"unit 'expert' is not known; pass one of 'layer'"),
+        ({"unit": "circuit"}, ValueError, r"unit 'circuit' is not known; pass one of 'layer'"),
         ({"targets": 23}, ValueError, r"target id 23 is outside the vocabulary; ids run from 0"),
         ({"targets": -1}, ValueError, r"target id -1 is outside the vocabulary"),
         ({"targets": [1, 2, 3]}, ValueError, r"3 targets for 2 batch rows; pass one target for"),

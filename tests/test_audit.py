@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import residual_stream as rs
-from architectures import TOKENS, random_model
+from residual_stream.architectures import TOKENS, random_model
 from residual_stream.audit import audit_ledger
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])

@@ -26,10 +26,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .audit import LedgerError
-from .branches import BRANCHES, BranchParts, branch_shares, rounding_allowance
+from .branches import BRANCHES, branch_shares
 from .inputs import to_positions
+from .parts import BranchParts, along_each_write, rounding_allowance
 from .readout import own_logits, read_readout
 from .targets import DistinctTargets, Projection, Targets, target_ids
+from .wiring import final_norm
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -50,7 +52,7 @@ class Attribution:
         remainder: ``logit`` minus the sum of ``values``: rounding.
         layers: The block of each part, −1 for the embedding's writes, ``n_layers`` for the readout.
         kinds: ``embed``, ``pos_embed``, ``attn``, ``mlp``, ``parallel``, ``layer``, ``head``,
-            ``neuron``, ``bias``.
+            ``neuron``, ``expert``, ``bias``.
         unit: What the blocks' writes were split into.
         center: Whether logits are measured from the vocabulary's mean.
         scale: σ of the final norm at each place, by which every part is divided.
@@ -135,12 +137,16 @@ def logit_attribution(
     activations that :func:`residual_stream.record` kept if it was asked to; else they run the model
     once more and reduce inside the hooks. Either way memory does not grow with ``d_model``.
 
+    Where a norm stands between a part and the top (on the branch, as in Gemma 2, or on the stream,
+    as in GPT-1), its divisor is that of the run, the target's direction goes back through it, and
+    its bias is a part of its own.
+
     Args:
         stream: A recorded stream that holds the positions asked for.
         targets: The token whose logit is split: its text, its id, one per batch row (a list or a
             tensor ``[batch]``), or one per row and position (a tensor ``[batch, pos]``).
-        unit: ``"layer"``, ``"sublayer"``, ``"head"`` or ``"neuron"``. Branches that have no heads
-            (or neurons) stay whole.
+        unit: ``"layer"``, ``"sublayer"``, ``"head"``, ``"neuron"`` or ``"expert"``. Branches that
+            have no heads (neurons, experts) stay whole.
         position: The position whose next-token logit is split, counted over the whole text; a
             slice, a list or None (all kept positions) gives values of ``[part, batch, pos]``.
         versus: A token, or one per row, whose logit is subtracted: the parts of a logit difference.
@@ -226,10 +232,15 @@ def _shares(
     """The shares of everything that was written, in the order written."""
     place = kept.to(stream.writes.device)
     every = torch.equal(place, torch.arange(len(stream.positions), device=place.device))
-    whole = [projection.of(write if every else write[:, place]) for write in stream.writes]
+    read_by, biases = along_each_write(stream, kept, projection)
+    whole = [
+        read.of(write if every else write[:, place])
+        for read, write in zip(read_by, stream.writes, strict=True)
+    ]
     parts = BranchParts()
     if unit in BRANCHES:
-        return branch_shares(stream, kept, projection, whole, unit=unit)
+        parts = branch_shares(stream, kept, read_by, whole, unit=unit)
+        return parts.extend(biases)
     for write, value in zip(stream.wiring.writes, whole, strict=True):
         if unit == "sublayer" or write.layer < 0:
             parts.add(write.label, write.layer, write.kind, value)
@@ -237,7 +248,7 @@ def _shares(
             parts.values[-1] = parts.values[-1] + value
         else:
             parts.add(f"L{write.layer}", write.layer, "layer", value)
-    return parts
+    return parts.extend(biases)
 
 
 def _own_logit(
@@ -250,7 +261,7 @@ def _own_logit(
     against it.
     """
     with torch.no_grad():
-        logit = target.of_normed(model.ln_final(top))
+        logit = target.of_normed(model.get_submodule(final_norm(model))(top))
     logits = own_logits(model, target.readout, top[:1, :1])[0, 0]
     own, columns = target.of_logits(logits), logit[0, 0]
     if not bool((own - columns).abs() <= rounding_allowance(top.dtype) * logits.abs().max()):

@@ -1,9 +1,13 @@
-"""A branch's write as its heads' or neurons' shares along a direction, reduced inside the hooks."""
+"""A branch's write as its heads', neurons' or experts' shares along a direction.
+
+What stands between the parts and the stream (a norm on the branch, a factor on its write) is linear
+once its divisor is that of the run; the direction goes back through it before it meets the parts.
+Everything is reduced inside the hooks of one forward pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .audit import LedgerError
+from .experts import Experts, has_experts
+from .frozen import FrozenNorm
+from .parts import BranchParts, rounding_allowance
 from .rerun import Hook, run_to_top
 from .targets import Projection
 
@@ -20,38 +27,8 @@ if TYPE_CHECKING:
     from .stream import ResidualStream
     from .wiring import Wiring
 
-BRANCHES = {"head": "attn", "neuron": "mlp"}
+BRANCHES = {"head": "attn", "neuron": "mlp", "expert": "mlp"}
 _ACTIVATION = {"attn": "attn.hook_z", "mlp": "mlp.hook_post"}
-
-
-@dataclass
-class BranchParts:
-    """Parts as they are found: labels, blocks, kinds and values in one order.
-
-    Attributes:
-        labels: Names of the parts.
-        layers: The block of each part.
-        kinds: The kind of each part.
-        values: Tensors ``[part, batch, pos]``, each covering one or several labels.
-    """
-
-    labels: list[str] = field(default_factory=list)
-    layers: list[int] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
-
-    def add(self, label: str | list[str], layer: int, kind: str, value: Tensor) -> None:
-        """Append one part, or several of one kind and block."""
-        labels = [label] if isinstance(label, str) else label
-        self.labels += labels
-        self.layers += [layer] * len(labels)
-        self.kinds += [kind] * len(labels)
-        self.values.append(value)
-
-
-def rounding_allowance(dtype: torch.dtype) -> float:
-    """Return the relative gap that rounding in ``dtype`` may leave in a sum of parts."""
-    return max(1e-4, 8 * torch.finfo(dtype).eps)
 
 
 def output_matrix(model: Any, layer: int, branch: str) -> Float[Tensor, "part width d_model"]:
@@ -96,7 +73,8 @@ def activation_points(
             inner = type(getattr(model.blocks[layer], branch).original_component).__name__
             raise LedgerError(
                 f"{caller}: block {layer}'s {branch} branch ({inner}) has no {unit}s that its "
-                f"output is a sum of; allowed for this model are {_others(unit)}"
+                f"output is a sum of; allowed for this model are "
+                f"{_others(unit, experts=branch == 'mlp' and has_experts(model.blocks[layer]))}"
             )
     return points
 
@@ -106,8 +84,9 @@ def _splits(block: Any, branch: str) -> bool:
     return isinstance(getattr(getattr(block, branch), weight, None), Tensor)
 
 
-def _others(unit: str) -> str:
-    allowed = [name for name in ("layer", "sublayer", *BRANCHES) if name != unit]
+def _others(unit: str, *, experts: bool = False) -> str:
+    known = ("layer", "sublayer", "head", "neuron", *(["expert"] if experts else []))
+    allowed = [name for name in known if name != unit]
     return ", ".join(f"unit='{name}'" for name in allowed)
 
 
@@ -132,7 +111,7 @@ def keep_activations(
         ValueError: An unknown unit.
         LedgerError: A branch that cannot be split.
     """
-    wrong = [unit for unit in units if unit not in BRANCHES]
+    wrong = [unit for unit in units if unit not in ("head", "neuron")]
     if isinstance(units, str) or wrong:
         raise ValueError(
             f"record: units = {units!r}; pass a list of the units whose activations to keep, of "
@@ -155,96 +134,145 @@ def keep_activations(
 def branch_shares(
     stream: ResidualStream,
     kept: Int[Tensor, " pos"],
-    projection: Projection,
-    whole: list[Float[Tensor, "1 batch pos"]],
+    read_by: Sequence[Projection],
+    whole: Sequence[Float[Tensor, "1 batch pos"]],
     *,
     unit: str,
 ) -> BranchParts:
-    """Return every head's (neuron's) share, from kept activations or from one more run.
+    """Return every head's (neuron's, expert's) share, from kept activations or from one more run.
 
     Args:
         stream: The recorded stream.
         kept: The places wanted, as indices into ``stream.positions``.
-        projection: What is projected on at each place.
-        whole: Each write's share along it, in the order written.
-        unit: ``"head"`` or ``"neuron"``.
+        read_by: What each write is projected on.
+        whole: Each write's share, in the order written.
+        unit: ``"head"``, ``"neuron"`` or ``"expert"``.
 
     Returns:
-        The parts in the order written: heads (neurons), the branch's output bias where it has one,
-        and the branches that stay whole.
+        The parts in the order written: heads (neurons, experts), what the branch adds to every
+        token alike (its output bias, the bias of its norm) where it has that, and the branches that
+        stay whole.
 
     Raises:
         LedgerError: A branch whose parts do not add up to its write, by block; or a model that
             no longer runs as it was recorded.
     """
-    points = activation_points(stream.model, stream.wiring, unit, caller="logit_attribution")
-    splitter = _Splitter(stream, kept, projection, unit)
-    # A parallel block's write is the sum of two branches: only a run shows them apart.
-    parallel = any(write.kind == "parallel" for write in stream.wiring.writes)
-    if not parallel and all(point in stream.activations for point in points.values()):
-        splitter.from_kept(points, stream.activations, whole)
+    splitter = _Splitter(stream, kept, read_by, unit)
+    if splitter.can_use(stream.activations):
+        splitter.from_kept(stream.activations, whole)
     else:
-        splitter.from_a_run(points)
+        splitter.from_a_run()
     parts = BranchParts()
-    for write, value in zip(stream.wiring.writes, whole, strict=True):
-        if write.kind not in (splitter.branch, "parallel"):
+    for index, (write, value) in enumerate(zip(stream.wiring.writes, whole, strict=True)):
+        if index not in splitter.shares:
             parts.add(write.label, write.layer, write.kind, value)
             continue
-        own, bias = splitter.shares[write.layer], splitter.bias[write.layer]
-        letter = "H" if unit == "head" else "N"
-        names = [f"L{write.layer}{letter}{i}" for i in range(len(own))]
-        parts.add(names, write.layer, unit, own)
-        if bias is not None:
+        parts.add(splitter.names[index], write.layer, unit, splitter.shares[index])
+        if (bias := splitter.bias.get(index)) is not None:
             parts.add(f"L{write.layer}_{splitter.branch}_bias", write.layer, "bias", bias)
         if write.kind == "parallel":
             other = "mlp" if splitter.branch == "attn" else "attn"
-            rest = value - splitter.written[write.layer]
+            rest = value - splitter.written[index]
             parts.add(f"{write.layer}_{other}_out", write.layer, other, rest)
     return parts
 
 
 class _Splitter:
-    """Turns a branch's activations into shares and holds them against what the branch wrote."""
+    """Turns a branch's activations into shares and holds them against what the branch wrote.
+
+    Attributes:
+        names: The parts' labels, here and below by the index of their write.
+        shares: Their shares, ``[part, batch, pos]``.
+        bias: The share of what the branch adds to every token alike.
+        written: The share of the branch's own write, measured where it was written.
+    """
 
     def __init__(
-        self, stream: ResidualStream, kept: Tensor, projection: Projection, unit: str
+        self,
+        stream: ResidualStream,
+        kept: Tensor,
+        read_by: Sequence[Projection],
+        unit: str,
     ) -> None:
         self.stream, self.kept, self.unit = stream, kept, unit
-        self.model, self.branch = stream.model, BRANCHES[unit]
-        self.projection = projection
-        self.length = projection.rows.norm(dim=-1)
+        self.model, self.branch, self.read_by = stream.model, BRANCHES[unit], read_by
         # The weights' own precision, but no less than float32.
         self.dtype = torch.float64 if stream.writes.dtype == torch.float64 else torch.float32
+        self.points = {} if unit == "expert" else activation_points(
+            self.model, stream.wiring, unit, caller="logit_attribution"
+        )  # fmt: skip
+        self.writes = {
+            write.layer: index
+            for index, write in enumerate(stream.wiring.writes)
+            if write.kind in (self.branch, "parallel") and self._has_parts(write.layer)
+        }
+        if unit == "expert" and not self.writes:
+            raise LedgerError(
+                "logit_attribution: no block of this model has experts; allowed are "
+                f"{_others(unit)}"
+            )
+        self.active: dict[int, Tensor | Experts] = {}
+        self.before_norm: dict[int, Tensor] = {}
+        self.names: dict[int, list[str]] = {}
         self.shares: dict[int, Tensor] = {}
-        self.bias: dict[int, Tensor | None] = {}
+        self.bias: dict[int, Tensor] = {}
         self.written: dict[int, Tensor] = {}
 
-    def from_kept(
-        self, points: Mapping[int, str], store: Mapping[str, Tensor], whole: Sequence[Tensor]
-    ) -> None:
-        place = {write.layer: index for index, write in enumerate(self.stream.wiring.writes)
-                 if write.kind == self.branch}  # fmt: skip
-        for layer, point in points.items():
-            self._on_activation(layer, store[point][:, self.kept.to(store[point].device)])
-            write = self.stream.writes[place[layer]]
-            self._on_write(layer, write[:, self.kept.to(write.device)], whole[place[layer]])
+    def _has_parts(self, layer: int) -> bool:
+        return layer in self.points or (
+            self.unit == "expert" and has_experts(self.model.blocks[layer])
+        )
 
-    def from_a_run(self, points: Mapping[int, str]) -> None:
+    def _post_norm(self, layer: int) -> str | None:
+        """The name of the norm on the branch, if there is one."""
+        name = {"attn": "ln1_post", "mlp": "ln2_post"}[self.branch]
+        parts = self.model.blocks[layer].submodules or {}
+        return f"blocks.{layer}.{name}" if name in parts else None
+
+    def can_use(self, activations: Mapping[str, Tensor]) -> bool:
+        """Whether kept activations are enough: not behind a norm, nor where two writes are one."""
+        return (
+            bool(self.points)
+            and all(point in activations for point in self.points.values())
+            and not any(self._post_norm(layer) for layer in self.writes)
+            and all(write.kind != "parallel" for write in self.stream.wiring.writes)
+        )
+
+    def from_kept(self, activations: Mapping[str, Tensor], whole: Sequence[Tensor]) -> None:
+        """Split from what :func:`residual_stream.record` kept."""
+        for layer, index in self.writes.items():
+            store = activations[self.points[layer]]
+            self.active[layer] = store[:, self.kept.to(store.device)]
+            write = self.stream.writes[index]
+            self._on_write(layer, write[:, self.kept.to(write.device)], whole[index])
+
+    def from_a_run(self) -> None:
+        """Split during one more run of the model, which must end as the recorded one did."""
         positions = self.stream.positions[self.kept]
 
         def chosen(value: Tensor) -> Tensor:
             return value.detach().index_select(1, positions.to(value.device))
 
+        def keeping(store: dict[int, Any], layer: int) -> Any:
+            return lambda value, hook: store.__setitem__(layer, chosen(value))
+
         hooks: list[Hook] = []
-        for layer, point in points.items():
-            hooks += [
-                (point, lambda a, hook, i=layer: self._on_activation(i, chosen(a))),
-                (
-                    f"blocks.{layer}.hook_{self.branch}_out",
-                    lambda a, hook, i=layer: self._on_write(i, chosen(a)),
-                ),
-            ]
-        top = run_to_top(self.model, self.stream.tokens, fwd_hooks=hooks)
+        for layer, index in self.writes.items():
+            if self.unit == "expert":
+                self.active[layer] = Experts(self.model.blocks[layer], positions)
+            else:
+                hooks.append((self.points[layer], keeping(self.active, layer)))
+            if norm := self._post_norm(layer):
+                hooks.append((f"{norm}.hook_in", keeping(self.before_norm, layer)))
+            points = self.stream.wiring.writes[index].hooks
+            written = points[0 if self.branch == "attn" else -1]
+            hooks.append((written, lambda w, hook, i=layer: self._on_write(i, chosen(w))))
+        try:
+            top = run_to_top(self.model, self.stream.tokens, fwd_hooks=hooks)
+        finally:
+            for watched in self.active.values():
+                if isinstance(watched, Experts):
+                    watched.remove()
         own = self.stream.top
         if not torch.equal(top[:, self.stream.positions.to(top.device)].to(own.device), own):
             raise LedgerError(
@@ -252,25 +280,48 @@ class _Splitter:
                 "recorded (weights or hooks have changed); record it again"
             )
 
-    def _on_activation(self, layer: int, active: Tensor) -> None:
-        weight = output_matrix(self.model, layer, self.branch).to(self.dtype)
-        self.shares[layer] = self.projection.through(weight, active)
+    def _into_the_branch(self, layer: int, along: Projection) -> tuple[Projection, Tensor | None]:
+        """The projection behind the branch's factor and norm, and the share of the norm's bias."""
+        scale = float(getattr(self.model.blocks[layer], "residual_contribution_scale", 1.0))
+        if scale != 1.0:  # Granite
+            along = along.along(along.rows * scale)
+        if not (name := self._post_norm(layer)):
+            return along, None
+        norm = FrozenNorm.of(self.model, name).at(self.before_norm.pop(layer).to(along.rows.device))
+        constant = along.rows @ norm.norm.bias.to(along.rows)
+        return along.along(norm.pull(along.rows)), constant[None] if norm.norm.bias.any() else None
 
     def _on_write(self, layer: int, write: Tensor, written: Tensor | None = None) -> None:
-        block = self.model.blocks[layer]
-        bias = block.attn.b_O if self.branch == "attn" else block.mlp.b_out
-        rows = self.projection.rows
-        self.bias[layer] = None if bias is None else (rows @ bias.detach().to(rows))[None]
-        self.written[layer] = self.projection.of(write) if written is None else written
-        size = torch.linalg.vector_norm(write, dim=-1, dtype=self.dtype).to(rows) * self.length
+        index = self.writes[layer]
+        onto = self.read_by[index]
+        along, constant = self._into_the_branch(layer, onto)
+        active = self.active.pop(layer)
+        if isinstance(active, Experts):
+            self.names[index], shares, bias = *active.shares(along, layer), None
+        else:
+            weight = output_matrix(self.model, layer, self.branch).to(self.dtype)
+            shares, block = along.through(weight, active), self.model.blocks[layer]
+            letter = "H" if self.unit == "head" else "N"
+            self.names[index] = [f"L{layer}{letter}{i}" for i in range(len(shares))]
+            bias = block.attn.b_O if self.branch == "attn" else block.mlp.b_out
+        if bias is not None:
+            own = (along.rows @ bias.detach().to(along.rows))[None]
+            constant = own if constant is None else constant + own
+        self.shares[index] = shares.to(onto.rows.device)
+        if constant is not None:
+            self.bias[index] = constant
+        self.written[index] = onto.of(write) if written is None else written
+        length = onto.rows.norm(dim=-1)
+        size = torch.linalg.vector_norm(write, dim=-1, dtype=self.dtype).to(onto.rows) * length
         self._require_closed(layer, size[None], rounding_allowance(write.dtype))
 
     def _require_closed(self, layer: int, size: Tensor, allowed: float) -> None:
-        shares, bias, written = self.shares[layer], self.bias[layer], self.written[layer]
+        index = self.writes[layer]
+        shares, bias, written = self.shares[index], self.bias.get(index), self.written[index]
         total = shares.sum(0, keepdim=True, dtype=torch.float64)
         size = size + shares.abs().sum(0, keepdim=True, dtype=torch.float64)
         if bias is not None:
-            total = total + bias
+            total, size = total + bias, size + bias.abs()
         gap = (total - written).abs()
         if bool((gap > allowed * size).any()):
             inner = type(self.model.blocks[layer].original_component).__name__

@@ -26,6 +26,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .rerun import without_hooks
+
 
 class NormError(NotImplementedError):
     """A norm that is not γ ⊙ x/σ + β, with or without the mean over the width taken out."""
@@ -95,7 +97,7 @@ def read_norm(module: Any) -> Norm:
     )
     generator = torch.Generator().manual_seed(0)
     probe = 1 + torch.randn(2, 1, len(gain), generator=generator).to(gain)
-    with torch.no_grad():
+    with torch.no_grad(), without_hooks(module):
         own = module(probe).double()
     # Llama's norm computes in float32 whatever its input.
     allowed = 100 * max(torch.finfo(d).eps for d in (gain.dtype, torch.float32))

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .rerun import skipped_blocks
+from .wiring import final_norm
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -191,13 +192,19 @@ def read_readout(model: TransformerBridge) -> Readout:
         >>> rs.read_readout(rs.load("bench")).centred
         True
     """
-    ln_final = getattr(model, "ln_final", None)
-    if ln_final is None or not hasattr(model, "unembed"):
+    if hasattr(model, "mlm_head"):
         raise ReadoutError(
-            f"read_readout: {_name(model)} has no `ln_final` and `unembed`; this library reads a "
+            f"read_readout: {_name(model)} has a head of its own between its stream and its "
+            "unembedding (BERT's dense layer and GELU), so its logits are no sum of shares; the "
+            "ledger of its stream closes, see `record(...).audit()`"
+        )
+    name = final_norm(model)
+    if not hasattr(model, "unembed") or model.get_hook_point(f"{name}.hook_in") is None:
+        raise ReadoutError(
+            f"read_readout: {_name(model)} has no `{name}` and `unembed`; this library reads a "
             "stream through a final norm and an unembedding"
         )
-    norm = ln_final.original_component
+    norm = model.get_submodule(name).original_component
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     W_U = model.W_U.detach()
     gain = W_U.new_ones(W_U.shape[0]) if weight is None else weight.detach()
@@ -226,7 +233,7 @@ def own_logits(
 ) -> Float[Tensor, "*lead d_vocab"]:
     """Return the logits of the model's own norm and unembedding modules, before a soft-cap."""
     with torch.no_grad():
-        logits = model.unembed(model.ln_final(top))
+        logits = model.unembed(model.get_submodule(final_norm(model))(top))
     return logits if readout.multiplier == 1.0 else logits * readout.multiplier
 
 
@@ -248,10 +255,12 @@ def _after_unembedding(model: TransformerBridge) -> tuple[float, float | None]:
 def _require_identity(model: TransformerBridge, readout: Readout) -> None:
     seen: list[Tensor] = []
     tokens = torch.tensor([[0, 1]], device=model.cfg.device)
+    top = f"{final_norm(model)}.hook_in"
+    skipped = range(len(model.blocks)) if top == "ln_final.hook_in" else ()  # else it is in a block
     with (
         torch.no_grad(),
-        skipped_blocks(model, range(len(model.blocks))),
-        model.hooks(fwd_hooks=[("ln_final.hook_in", lambda value, hook: seen.append(value))]),
+        skipped_blocks(model, skipped),
+        model.hooks(fwd_hooks=[(top, lambda value, hook: seen.append(value))]),
     ):
         own = model(tokens, return_type="logits")
     ours = readout.logits(seen[0])

@@ -34,6 +34,16 @@ class Projection:
     sigma: Float[Tensor, "batch pos"]
     rows: Float[Tensor, "batch pos d_model"]
 
+    def along(self, rows: Float[Tensor, "batch pos d_model"]) -> Projection:
+        """Return the projection on other directions, one at each place, with no divisor left."""
+        places = torch.arange(self.index.numel(), device=self.index.device)
+        return Projection(
+            rows.reshape(-1, rows.shape[-1]),
+            places.reshape(self.index.shape),
+            torch.ones_like(self.sigma),
+            rows,
+        )
+
     def of(self, write: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "1 batch pos"]:
         """Return the write's share at each place, in float64."""
         return torch.linalg.vecdot(write.to(self.rows), self.rows)[None]
