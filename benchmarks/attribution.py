@@ -2,94 +2,140 @@
 
     python benchmarks/attribution.py
 
-Every head and every neuron of the real model is projected onto one target per position. Timed is
-what follows the forward pass that both sides need first (recording here, `run_with_cache` there);
-`logit_attribution` runs the model a second time inside its own time. Time is the processor's, over
-all threads, so that a busy machine does not count. Memory is the peak above what was held before,
-read from the kernel (Linux only). TransformerLens's neurons are tried three ways:
+Every head and every neuron of the real model is projected onto one target per place. Time is the
+processor's, over all threads, so that a busy machine does not count. Memory is the peak above what
+was held before, read from the kernel (Linux only).
 
-    stack     stack_neuron_results, then the projection: every neuron's write is built;
-    project   stack_neuron_results(project_output_onto=the targets), then each position's own;
-    loop      the same, one position at a time with its own target.
+Heads. TransformerLens: `stack_head_results` and `logit_attrs`, on a cache that holds every
+`hook_z` but no head's write yet. Ours: `logit_attribution(unit="head")`, with all that it checks:
+that the ledger closes, every head's block, the whole sum, the model's own logit. Three ways:
+
+    ready    cache and stream are there; the stream was recorded with `units=["head"]`;
+    text     from the tokens: `run_with_cache` of what is needed, or `record`, and then the above;
+    all      the same, with `run_with_cache` as it is called without a filter.
+
+"A second run" is ours on a stream recorded without `units`. `logit_attrs` leaves the final norm's
+gain out on raw weights, so the numbers compared are its stack's along the exact direction, which is
+not timed.
+
+Neurons. Ours runs the model a second time inside its own time. TransformerLens, on a ready cache:
+
+    project  stack_neuron_results(project_output_onto=the targets), then each position's own;
+    loop     the same, one position at a time with its own target;
+    stack    stack_neuron_results, then the projection: every neuron's write is built, and copied
+             once. In a process of its own whose memory is capped, over as many positions as fit
+             into what is free.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
-import time
-from collections.abc import Callable
+import sys
+import tempfile
 from pathlib import Path
 
 import torch
 
 import residual_stream as rs
+from measuring import Measured, available_gib, capped, measured
 from residual_stream.readout import read_readout
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_STACK = """
+import sys, torch
+sys.path.insert(0, sys.argv[2])
+from measuring import measured
+import residual_stream as rs
+file, count, repeats = sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+d, sigma, tokens = torch.load(file)
+model = rs.load("smollm2-135m")
+_, cache = model.run_with_cache(tokens, names_filter=lambda name: name.endswith("mlp.hook_post"))
+cap()
+def stack():
+    writes = cache.stack_neuron_results(-1, pos_slice=(0, count))[:, 0]  # [neuron, pos, d_model]
+    return torch.einsum("npd,pd->np", writes, d[:count]) / sigma[:count]
+with torch.no_grad():
+    torch.save(tuple(measured(stack, repeats)), file)
+"""
 
 
-def _kib(field: str) -> int:
-    line = next(row for row in _STATUS.read_text().splitlines() if row.startswith(field))
-    return int(line.split()[1])
-
-
-def measured(run: Callable[[], torch.Tensor], repeats: int) -> tuple[float, float, torch.Tensor]:
-    """Return the fastest time in seconds, the peak of extra memory in MiB, and the result."""
-    run()  # warm
-    best, peak = float("inf"), float("nan")
-    for _ in range(repeats):
-        gc.collect()
-        if _CLEAR.exists():
-            ctypes.CDLL(None).malloc_trim(0)  # so that freed memory is not reused unseen
-            _CLEAR.write_text("5")  # resets the peak
-            before = _kib("VmRSS")
-        start = time.process_time()
-        result = run()
-        best = min(best, time.process_time() - start)
-        if _CLEAR.exists():
-            extra = (_kib("VmHWM") - before) / 1024
-            peak = extra if peak != peak else min(peak, extra)
-    return best, peak, result
-
-
-def report(name: str, ours: tuple, theirs: tuple, atol: float) -> None:
+def report(name: str, ours: Measured, theirs: Measured, atol: float) -> None:
     """Check that both sides hold the same numbers and print the ratios."""
-    error = float((ours[2] - theirs[2]).abs().max())
+    error = float((ours.result - theirs.result).abs().max())
     assert error <= atol, f"{name}: the two sides differ by {error}"
     print(
-        f"{name:<34} {theirs[0] / ours[0]:7.1f} × the time, {theirs[1] / ours[1]:7.1f} × the extra "
-        f"memory  (ours {ours[0]:.2f} s, {ours[1]:.0f} MiB; theirs {theirs[0]:.2f} s, "
-        f"{theirs[1]:.0f} MiB; largest difference {error:.0e})"
+        f"{name:<42} {theirs.seconds / ours.seconds:6.1f} × the time, "
+        f"{theirs.mebibytes / max(ours.mebibytes, 1):6.1f} × the extra memory  (ours "
+        f"{ours.seconds:.3f} s, {ours.mebibytes:.0f} MiB; theirs {theirs.seconds:.3f} s, "
+        f"{theirs.mebibytes:.0f} MiB; largest difference {error:.0e})"
     )
 
 
-@torch.no_grad()
-def main() -> None:
-    """Measure, check and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--stack-positions", type=int, default=16, help="positions for `stack`")
-    arguments = parser.parse_args()
-    model = rs.load("smollm2-135m")
-    tokens = rs.texts.batch(model)[:1]
-    targets = torch.cat([tokens[:, 1:], tokens[:, :1]], dim=1)  # one target per position
-    stream = rs.record(model, tokens)
-    names = [f"blocks.{i}.{h}" for i in range(len(model.blocks))
-             for h in ("mlp.hook_post", "attn.hook_z", "hook_out")]  # fmt: skip
-    _, cache = model.run_with_cache(tokens, names_filter=[*names, "ln_final.hook_scale"])
+class _Heads:
+    """One question of heads, asked of both sides: which tokens, which positions, which targets."""
+
+    def __init__(self, model, tokens: torch.Tensor, position: int | None) -> None:
+        self.model, self.tokens, self.position = model, tokens, position
+        following = tokens.roll(-1, dims=1)
+        self.targets = following if position is None else following[:, position]
+        points = [f"blocks.{layer}.attn.hook_z" for layer in range(len(model.blocks))]
+        self.filter = [*points, "ln_final.hook_scale"]
+
+    def ours(self, stream: rs.ResidualStream) -> torch.Tensor:
+        split = rs.logit_attribution(stream, self.targets, unit="head", position=self.position)
+        return split.values[torch.tensor([kind == "head" for kind in split.kinds])]
+
+    def theirs(self, cache) -> tuple[torch.Tensor, torch.Tensor]:
+        for layer in range(len(self.model.blocks)):  # as on a fresh cache
+            cache.cache_dict.pop(f"blocks.{layer}.attn.hook_result", None)
+        where = None if self.position is None else self.position
+        stack = cache.stack_head_results(-1, pos_slice=where)  # [head, batch, (pos,) d_model]
+        return stack, cache.logit_attrs(stack, self.targets, pos_slice=where)
+
+    def cached(self, **options: object):
+        return self.model.run_with_cache(self.tokens, **options)[1]
+
+    def exact(self, stack: torch.Tensor, stream: rs.ResidualStream) -> torch.Tensor:
+        """Their stack along the exact direction: what both sides are to agree on."""
+        readout = read_readout(self.model)
+        top = stream.top if self.position is None else stream.top[:, self.position]
+        rows = readout.direction(self.targets) / readout.sigma(top)[..., None]
+        return torch.stack([torch.linalg.vecdot(one.double(), rows) for one in stack]).float()
+
+    def compare(self, name: str, repeats: int) -> None:
+        stream = rs.record(self.model, self.tokens, units=["head"])
+        plain = rs.record(self.model, self.tokens)
+        cache = self.cached(names_filter=self.filter)
+        exact = self.exact(self.theirs(cache)[0], stream)
+        same = {"result": exact}
+
+        def record_and_split() -> torch.Tensor:
+            return self.ours(rs.record(self.model, self.tokens, units=["head"]))
+
+        ready = measured(lambda: self.ours(stream), repeats)
+        theirs = measured(lambda: self.theirs(cache)[1], repeats)._replace(**same)
+        report(f"{name}, ready", ready, theirs, 1e-3)
+        again = measured(lambda: self.ours(plain), repeats)
+        report(f"{name}, ready; a second run", again, theirs, 1e-3)
+        text = measured(record_and_split, repeats)
+        for way, options in (("text", {"names_filter": self.filter}), ("all", {})):
+            other = measured(lambda o=options: self.theirs(self.cached(**o))[1], repeats)
+            report(f"{name}, {way}", text, other._replace(**same), 1e-3)
+
+
+def neurons(model, tokens: torch.Tensor, repeats: int) -> None:
+    """Every neuron of one passage onto one target per position."""
+    targets = tokens.roll(-1, dims=1)
+    stream, n_pos = rs.record(model, tokens), tokens.shape[1]
+    cache = model.run_with_cache(tokens, names_filter=lambda n: n.endswith("mlp.hook_post"))[1]
     readout = read_readout(model)
     d = readout.direction(targets).float()[0]  # [pos, d_model]
     sigma = readout.sigma(stream.top).float()[0]  # [pos]
-    n_pos, few = tokens.shape[1], arguments.stack_positions
 
-    def ours(unit: str, count: int) -> torch.Tensor:
+    def ours(count: int) -> torch.Tensor:
         split = rs.logit_attribution(
-            stream, targets[:, :count], unit=unit, position=slice(0, count)
+            stream, targets[:, :count], unit="neuron", position=slice(0, count)
         )
-        rows = torch.tensor([kind == unit for kind in split.kinds])
-        return split.values[rows][:, 0]
+        return split.values[torch.tensor([kind == "neuron" for kind in split.kinds])][:, 0]
 
     def project() -> torch.Tensor:
         stack = cache.stack_neuron_results(-1, project_output_onto=d.T)  # [neuron, b, pos, target]
@@ -100,38 +146,50 @@ def main() -> None:
                  for p in range(n_pos)]  # fmt: skip
         return torch.stack(found, dim=1) / sigma
 
-    def stack() -> torch.Tensor:
-        writes = cache.stack_neuron_results(-1, pos_slice=(0, few))[:, 0]  # [neuron, pos, d_model]
-        return torch.einsum("npd,pd->np", writes, d[:few]) / sigma[:few]
+    every = measured(lambda: ours(n_pos), repeats)
+    name = f"{len(every.result):,} neurons × {n_pos}"
+    report(f"{name}, project", every, measured(project, repeats), 1e-3)
+    report(f"{name}, loop", every, measured(loop, repeats), 1e-3)
+    if sys.platform != "linux":
+        print("stack: not tried; the cap needs Linux")
+        return
+    # Its list of layers and their concatenation, and 2 GiB to leave.
+    one = 2 * every.result.shape[0] * d.shape[1] * 4 / 2**30
+    count = min(n_pos, int((available_gib() - 2) / one))
+    cap = one * count + 1
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "stack.pt"
+        torch.save((d, sigma, tokens), file)
+        said = capped(_STACK, cap, str(Path(__file__).parent), str(file), str(count), "1")
+        found = torch.load(file)
+    assert isinstance(found[0], float), f"stack with {cap:.0f} GiB: {said[-1]}"
+    few = every if count == n_pos else measured(lambda: ours(count), repeats)
+    report(f"{len(few.result):,} neurons × {count}, stack", few, Measured(*found), 1e-3)
 
-    def heads() -> torch.Tensor:
-        for layer in range(len(model.blocks)):  # computed anew each time, as on a fresh cache
-            cache.cache_dict.pop(f"blocks.{layer}.attn.hook_result", None)
-        writes = cache.stack_head_results(-1)  # [head, b, pos, d_model]
-        cache.logit_attrs(writes, targets)  # timed; on raw weights it omits the norm's gain
-        return torch.einsum("hpd,pd->hp", writes[:, 0], d) / sigma
 
-    repeats = arguments.repeats
-    print(f"smollm2-135m, {n_pos} positions with a target each; TransformerLens over ours:")
-    neurons = measured(lambda: ours("neuron", n_pos), repeats)
-    report("46,080 neurons, project", neurons, measured(project, repeats), 1e-3)
-    report("46,080 neurons, loop", neurons, measured(loop, repeats), 1e-3)
-    report(
-        f"46,080 neurons, stack ({few} positions)",
-        measured(lambda: ours("neuron", few), repeats),
-        measured(stack, 1),
-        1e-3,
+@torch.no_grad()
+def main() -> None:
+    """Measure, check and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    repeats = parser.parse_args().repeats
+    model = rs.load("smollm2-135m")
+    tokens = rs.texts.batch(model)
+    print("smollm2-135m; how many times ours TransformerLens takes:")
+    _Heads(model, tokens, None).compare("270 heads × 8 × 64", repeats)
+    _Heads(model, tokens, -1).compare("270 heads × 8, the last position", repeats)
+    single = _Heads(model, tokens[:1], None)
+    single.compare("270 heads × 64", repeats)
+    raw = single.theirs(single.cached())[1][:, 0].sum(0)
+    exact = rs.logit_attribution(
+        rs.record(model, single.tokens), single.targets, unit="head", position=None, center=False
     )
-    report(
-        "270 heads", measured(lambda: ours("head", n_pos), repeats), measured(heads, repeats), 1e-3
-    )
-    raw = cache.logit_attrs(cache.stack_head_results(-1), targets)[:, 0].sum(0)
-    true = rs.logit_attribution(stream, targets, unit="head", position=None, center=False)
-    sums = true.values[torch.tensor([k == "head" for k in true.kinds])][:, 0].sum(0)
+    sums = exact.values[torch.tensor([kind == "head" for kind in exact.kinds])][:, 0].sum(0)
     print(
         f"logit_attrs on raw weights: median head sum {float(raw.median()):.2f} where the heads' "
         f"exact sum is {float(sums.median()):.2f} (it leaves the final norm's gain out)"
     )
+    neurons(model, tokens[:1], repeats)
 
 
 if __name__ == "__main__":

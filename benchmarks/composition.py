@@ -1,45 +1,36 @@
 """Composition scores beside TransformerLens's, with the same numbers checked in the same run.
 
-    python benchmarks/composition.py
+    python benchmarks/composition.py [--cap GiB]
 
 TransformerLens's `all_composition_scores` runs on the 4-layer bench model here, where its scores
-must equal ours; on the real model it is tried in a process of its own whose memory is capped, so
-that it fails there and not on your machine. Memory is the peak above what was held before, read
-from the kernel (Linux only).
+must equal ours. On the real model it multiplies every head's 64 × 576 factor with every head's
+576 × 64 one as a broadcast product, for which PyTorch first writes out both factors once for each
+pair. What that takes is computed from the sizes, and then tried in a process of its own whose
+memory is capped (4 GiB unless told otherwise), so that it fails there and not on your machine: the
+allocation that PyTorch then names must be the one computed. With a cap above one factor's size
+(`--cap 12`, on a machine with 16 GiB free) the first is made and the second fails. Memory is the
+peak above what was held before, read from the kernel (Linux only).
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
-import subprocess
+import re
 import sys
-import time
-from pathlib import Path
 
 import torch
 
 import residual_stream as rs
-
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+from measuring import available_gib, capped, measured
 
 _TRY = """
-import resource, sys, time
-limit = int(float(sys.argv[1]) * 2**30)
 import torch, residual_stream as rs
 model = rs.load("smollm2-135m")
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-start = time.perf_counter()
+cap()
 with torch.no_grad():
     model.all_composition_scores("K")
-print(f"finished in {time.perf_counter() - start:.1f} s")
+print("finished")
 """
-
-
-def _kib(field: str) -> int:
-    line = next(row for row in _STATUS.read_text().splitlines() if row.startswith(field))
-    return int(line.split()[1])
 
 
 @torch.no_grad()
@@ -56,33 +47,30 @@ def main() -> None:
         print(f"bench, {kind}: equal to TransformerLens's to {error:.0e}")
     model = rs.load("smollm2-135m")
     for kind in "QKV":
-        gc.collect()
-        before = peak = float("nan")
-        if _CLEAR.exists():
-            ctypes.CDLL(None).malloc_trim(0)  # so that freed memory is not reused unseen
-            _CLEAR.write_text("5")  # resets the peak
-            before = _kib("VmRSS")
-        start, busy = time.perf_counter(), time.process_time()
-        scores = rs.composition_scores(model, kind)
-        seconds, busy = time.perf_counter() - start, time.process_time() - busy
-        if _CLEAR.exists():
-            peak = (_kib("VmHWM") - before) / 1024
+        seconds, extra, scores = measured(lambda k=kind: rs.composition_scores(model, k), 1)
         pairs = int(rs.composes(scores).expand_as(scores).sum())
         print(
-            f"smollm2-135m, {kind}: {pairs} pairs in {seconds:.1f} s ({busy:.1f} s of "
-            f"processor time), {peak:.0f} MiB extra"
+            f"smollm2-135m, {kind}: {pairs:,} pairs in {seconds:.1f} s of processor time, "
+            f"{extra:.0f} MiB extra"
         )
-    if sys.platform != "linux":
-        print("TransformerLens on smollm2-135m: not tried; the cap needs Linux")
-        return
-    run = subprocess.run(
-        [sys.executable, "-c", _TRY, str(arguments.cap)],
-        capture_output=True,
-        text=True,
-        check=False,
+    cfg = model.cfg
+    all_pairs = (cfg.n_layers * cfg.n_heads) ** 2
+    factor = all_pairs * cfg.d_head * cfg.d_model * 4
+    product = all_pairs * cfg.d_head**2 * 4
+    whole = (2 * factor + product) / 2**30
+    print(
+        f"TransformerLens on smollm2-135m: {all_pairs:,} pairs × {cfg.d_head} × {cfg.d_model} × 4 "
+        f"bytes = {factor:,} bytes for each of two factors, and {product:,} for their products: "
+        f"{whole:.1f} GiB"
     )
-    last = (run.stdout if run.returncode == 0 else run.stderr).strip().splitlines()[-1]
-    print(f"TransformerLens on smollm2-135m with {arguments.cap:g} GiB: {last[:160]}")
+    assert whole > 20
+    if sys.platform != "linux" or available_gib() < arguments.cap + 4:
+        print("not tried: needs Linux, and 4 GiB more than the cap")
+        return
+    last = capped(_TRY, arguments.cap)[-1]
+    asked = re.search(r"allocate (\d+) bytes", last)
+    print(f"tried with {arguments.cap:g} GiB: {last[:160]}")
+    assert asked is not None and int(asked.group(1)) == factor, "another allocation failed"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from handmade import induction_model, random_model
+from residual_stream import composition
 from residual_stream.composition import (
     composes,
     composition_baseline,
@@ -104,3 +105,26 @@ def test_the_real_models_scores_equal_full_width_products(smollm2):
         M = (reader.W_K[h2 // 3] @ reader.W_Q[h2].T).double()
         want = float(((A @ M).norm() / (A.norm() * M.norm())).detach())
         assert float(scores[l1, h1, l2, h2]) == pytest.approx(want, abs=1e-6)
+
+
+def test_the_number_of_threads_is_restored_also_after_an_error(bench):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        composition_scores(bench, "K")
+        with pytest.raises(RuntimeError, match="stop"), composition._one_thread():
+            assert torch.get_num_threads() == 1
+            raise RuntimeError("stop")
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_baseline_reduces_each_layer_once(bench, monkeypatch):
+    reduced = []
+    honest = composition._source
+    monkeypatch.setattr(
+        composition, "_source", lambda model, layer: reduced.append(layer) or honest(model, layer)
+    )
+    composition_baseline(bench, "K", draws=3)
+    assert sorted(reduced) == list(range(len(bench.blocks)))

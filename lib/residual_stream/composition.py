@@ -15,6 +15,9 @@ Source: Elhage et al. 2021, *A Mathematical Framework for Transformer Circuits*,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -114,15 +117,18 @@ def composition_baseline(
     """
     _check_kind("composition_baseline", kind)
     layers, n_heads = _layers(model), model.cfg.n_heads
+    sources = cache(lambda layer: _source(model, layer))  # each layer is reduced once
+    readers = cache(lambda layer: _reader(model, layer, kind))
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(draws):
         pick = torch.randint(len(layers) * n_heads, (2, 64), generator=generator).tolist()
-        source = torch.stack([_source(model, i // n_heads)[i % n_heads] for i in pick[0]])
-        reader = torch.stack([_reader(model, i // n_heads, kind)[i % n_heads] for i in pick[1]])
+        source = torch.stack([sources(i // n_heads)[i % n_heads] for i in pick[0]])
+        reader = torch.stack([readers(i // n_heads)[i % n_heads] for i in pick[1]])
         width = source.shape[-1]
         normal = torch.randn(width, width, generator=generator)
-        turn = torch.linalg.qr(normal.to(source.device)).Q
+        with _one_thread():
+            turn = torch.linalg.qr(normal.to(source.device)).Q
         score = _pair_norms(source @ turn, reader)
         score /= _sizes(source.norm(dim=(1, 2)), reader)
         found.append(score.flatten())
@@ -196,8 +202,9 @@ def _weight(model: TransformerBridge, layer: int, name: str) -> Float[Tensor, "h
 
 def _source(model: TransformerBridge, layer: int) -> Float[Tensor, "head d_head d_model"]:
     """R₁ W_O of each head: same norm and same products from the right as W_V W_O."""
-    upper = torch.linalg.qr(_weight(model, layer, "W_V")).R
-    return upper @ _weight(model, layer, "W_O")
+    with _one_thread():
+        upper = torch.linalg.qr(_weight(model, layer, "W_V")).R
+        return upper @ _weight(model, layer, "W_O")
 
 
 def _reader(
@@ -212,7 +219,23 @@ def _reader(
             B = _reading_gain(model, layer)[:, None] * B
     if kind == "V":
         B = B.mT
-    return A @ torch.linalg.qr(B).R.mT
+    with _one_thread():
+        return A @ torch.linalg.qr(B).R.mT
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Work on small matrices with one thread of the CPU, and restore the number of threads.
+
+    LAPACK takes the heads one by one, each with all threads. On a machine that is busy with
+    something else they wait for one another a hundred times longer than they work.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _reading_gain(model: TransformerBridge, layer: int) -> Float[Tensor, " d_model"]:
