@@ -139,3 +139,29 @@ def test_a_heads_share_is_that_of_its_whole_write_in_the_plain_model(name, layer
     ours = torch.stack([split.values[i] for i, label in enumerate(split.labels)
                         if label.startswith(f"L{layer}H")])  # fmt: skip
     assert torch.allclose(ours.double(), exact, atol=1e-5 * float(exact.abs().max().clamp(min=1)))
+
+
+def test_composition_takes_the_blocks_with_attention_and_refuses_latent_projections():
+    scores = rs.composition_scores(random_model("qwen3_5"), "K")  # three linear ones, one attention
+    assert scores.shape == (4, 4, 4, 4) and not scores.any()
+    with pytest.raises(ValueError, match="block 0 has no attention, nor has any of 3 blocks"):
+        rs.composition_scores(random_model("mamba"), "K")
+    with pytest.raises(ValueError, match=r"block 0 \(DeepseekV3Attention\) has no W_V: a norm"):
+        rs.composition_scores(random_model("deepseek_v3"), "K")
+
+
+def test_a_block_without_heads_has_none_to_ablate():
+    stream = rs.record(random_model("qwen3_5"), TOKENS)
+    with pytest.raises(ValueError, match=r"block 0 \(Qwen3_5DecoderLayer\) has no attention heads"):
+        rs.ablate_heads(stream, [(0, 1)])
+    assert not torch.equal(rs.ablate_heads(stream, [(3, 1)]), stream.top)
+
+
+@pytest.mark.parametrize(
+    ("name", "between"),
+    [("gemma2", "norm on the attention"), ("granite", "factor"), ("gpt1", "norm on the stream")],
+)
+def test_self_repair_refuses_what_stands_between_a_head_and_the_stream(name, between):
+    stream = rs.record(random_model(name), TOKENS)
+    with pytest.raises(rs.LedgerError, match=rf"in block 1 .* there is a {between}"):
+        rs.self_repair(stream, [(1, 0)], TARGET)

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .audit import LedgerError
 from .branches import output_matrix
 from .readout import read_readout
 from .rerun import Hook, rerun_from
@@ -146,7 +147,9 @@ def self_repair(
 
     Raises:
         ValueError: As :func:`ablate_heads`, and targets that do not fit.
-        LedgerError: The stream does not close.
+        LedgerError: The stream does not close, or something stands between a head and the stream
+            (a norm on the branch or on the stream, a factor), so that taking it out is not
+            subtracting its write.
 
     Example:
         >>> import residual_stream as rs
@@ -169,6 +172,8 @@ def self_repair(
     )
     if other is not None:
         ids, other = torch.broadcast_tensors(ids, other)
+    for layer, _ in heads:
+        _require_plain_write(stream, layer)
     d = readout.direction(ids, versus=other)
     sigma = readout.sigma(top)
     rows: dict[str, list[Tensor]] = {name: [] for name in ("direct", "effect", "later", "norm")}
@@ -191,6 +196,26 @@ def self_repair(
     )
 
 
+def _require_plain_write(stream: ResidualStream, layer: int) -> None:
+    """Refuse a block in which removing a head changes more of its write than the head's part."""
+    if not 0 <= layer < len(stream.model.blocks):
+        return  # the ablation says which heads there are
+    block = stream.model.blocks[layer]
+    between = None
+    if stream.wiring.norms:
+        between = "a norm on the stream"
+    elif "ln1_post" in (block.submodules or {}):
+        between = "a norm on the attention's write"
+    elif getattr(block, "residual_contribution_scale", 1.0) != 1.0:
+        between = "a factor on the attention's write"
+    if between:
+        inner = type(block.original_component).__name__
+        raise LedgerError(
+            f"self_repair: in block {layer} ({inner}) there is {between}, so a head's removal is "
+            "not the loss of its share; use ablate_heads, and logit_attribution(unit='head')"
+        )
+
+
 class _Ablation:
     """One set of heads taken out of one clean run."""
 
@@ -210,6 +235,10 @@ class _Ablation:
                 f"{caller}: head {tuple(wrong[0])} does not exist; the model has {n_layers} "
                 f"layers of {n_heads} heads, counted from (0, 0)"
             )
+        bare = [h for h in heads if model.get_hook_point(f"blocks.{h[0]}.attn.hook_z") is None]
+        if bare:
+            inner = type(model.blocks[bare[0][0]].original_component).__name__
+            raise ValueError(f"{caller}: block {bare[0][0]} ({inner}) has no attention heads")
         if len(stream.positions) != stream.tokens.shape[1]:
             raise ValueError(
                 f"{caller}: the stream has kept {len(stream.positions)} of "

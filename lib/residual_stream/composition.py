@@ -37,7 +37,7 @@ def composition_scores(
     """Return the composition score of every head with every head of a later layer.
 
     Args:
-        model: A ``TransformerBridge`` whose blocks all have attention.
+        model: A ``TransformerBridge`` with attention in some blocks at least.
         kind: ``"Q"``, ``"K"`` or ``"V"``: which input of the later head is composed with.
         gain: Whether to fold the gain of the norm through which the later head reads into its
             weights. Off by default, as in TransformerLens on a raw model.
@@ -45,10 +45,12 @@ def composition_scores(
     Returns:
         Scores between 0 and 1, source first, in float32 on the model's device. Zero where the
         source is not in an earlier layer, for which the score has no meaning:
-        :func:`composes` marks where it has. Zero for a head whose weights are zero.
+        :func:`composes` marks where it has. Zero for a head whose weights are zero, and in blocks
+        without attention (of a hybrid model).
 
     Raises:
-        ValueError: An unknown kind, or a model with a block without attention.
+        ValueError: An unknown kind, a model without attention, or one whose attention has no
+            weights of queries, keys and values (multi-head latent attention).
 
     Example:
         >>> import residual_stream as rs
@@ -56,17 +58,16 @@ def composition_scores(
         4
     """
     _check_kind("composition_scores", kind)
-    sources = torch.cat([_source(model, layer) for layer in _layers(model)])
-    n_heads = model.cfg.n_heads
+    layers, n_heads, n_layers = _layers(model), model.cfg.n_heads, len(model.blocks)
+    sources = torch.cat([_source(model, layer) for layer in layers])
     norms = sources.norm(dim=(1, 2))
-    n_layers = len(_layers(model))
     scores = sources.new_zeros(n_layers, n_heads, n_layers, n_heads)
-    for layer in range(1, n_layers):
+    for place, layer in enumerate(layers[1:], start=1):
         reader = _reader(model, layer, kind, gain=gain)
-        earlier = layer * n_heads
+        earlier = place * n_heads
         found = _pair_norms(sources[:earlier], reader)
         found /= _sizes(norms[:earlier], reader)
-        scores[:layer, :, layer, :] = found.reshape(layer, n_heads, n_heads)
+        scores[layers[:place], :, layer, :] = found.reshape(place, n_heads, n_heads)
     return scores
 
 
@@ -97,7 +98,7 @@ def composition_baseline(
     square is :math:`1/d_{model}` whatever the spectra are.
 
     Args:
-        model: A ``TransformerBridge`` whose blocks all have attention.
+        model: A ``TransformerBridge`` with attention in some blocks at least.
         kind: ``"Q"``, ``"K"`` or ``"V"``.
         draws: Number of rotations.
         seed: Seed of the draws, made on the CPU.
@@ -106,7 +107,7 @@ def composition_baseline(
         Mean and standard deviation over ``draws × 64 × 64`` pairs.
 
     Raises:
-        ValueError: An unknown kind, or a model with a block without attention.
+        ValueError: As :func:`composition_scores`.
 
     Example:
         >>> import residual_stream as rs
@@ -123,8 +124,8 @@ def composition_baseline(
     found = []
     for _ in range(draws):
         pick = torch.randint(len(layers) * n_heads, (2, 64), generator=generator).tolist()
-        source = torch.stack([sources(i // n_heads)[i % n_heads] for i in pick[0]])
-        reader = torch.stack([readers(i // n_heads)[i % n_heads] for i in pick[1]])
+        source = torch.stack([sources(layers[i // n_heads])[i % n_heads] for i in pick[0]])
+        reader = torch.stack([readers(layers[i // n_heads])[i % n_heads] for i in pick[1]])
         width = source.shape[-1]
         normal = torch.randn(width, width, generator=generator)
         with _one_thread():
@@ -185,18 +186,27 @@ def _check_kind(caller: str, kind: str) -> None:
         raise ValueError(f"{caller}: kind {kind!r} is not known; pass one of 'Q', 'K', 'V'")
 
 
-def _layers(model: TransformerBridge) -> range:
-    missing = [i for i, block in enumerate(model.blocks) if "attn" not in (block.submodules or {})]
-    if missing:
+def _layers(model: TransformerBridge) -> list[int]:
+    """The blocks that have attention."""
+    found = [i for i, block in enumerate(model.blocks) if "attn" in (block.submodules or {})]
+    if not found:
         raise ValueError(
-            f"composition_scores: block {missing[0]} has no attention ({len(missing)} of "
-            f"{len(model.blocks)} have none), so it has no heads to compose with"
+            f"composition_scores: block 0 has no attention, nor has any of {len(model.blocks)} "
+            "blocks, so there are no heads that could compose"
         )
-    return range(len(model.blocks))
+    return found
 
 
 def _weight(model: TransformerBridge, layer: int, name: str) -> Float[Tensor, "head _ _"]:
-    weight = getattr(model.blocks[layer].attn, name).detach().float()
+    attention = model.blocks[layer].attn
+    try:
+        weight = getattr(attention, name).detach().float()
+    except NotImplementedError as error:
+        kind = type(attention.original_component).__name__
+        raise ValueError(
+            f"composition_scores: the attention of block {layer} ({kind}) has no {name}: a norm "
+            "stands inside its projections, so they are no product of matrices"
+        ) from error
     return weight if name in ("W_O", "W_Q") else per_head(weight, model.cfg.n_heads)
 
 
