@@ -4,6 +4,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import torch
 
 import residual_stream as rs
 from chapter_cells import Chapter, hooking, patching, replacing, scaling, without_write
@@ -16,26 +17,45 @@ def chapter():
     return Chapter("01_bus")
 
 
-def only_the_row(after):
-    after = after.clone()
-    after[1:] = after[0]
-    return after
+def recorded_anew(*hooks):
+    """A mutation in which the chapter's record is of a model that these hooks change."""
+
+    @contextmanager
+    def mutation(namespace):
+        model = namespace["model"]
+        with model.hooks(fwd_hooks=list(hooks)):
+            stream = rs.record(model, namespace["tokens"])
+        after = stream.accumulated()
+        namespace |= {"stream": stream, "after": after, "norms": after.norm(dim=-1)}
+        namespace |= {"row": after[0], "top": after[-1]}
+        yield
+
+    return mutation
+
+
+def nothing_is_written():
+    points = [f"blocks.{i}.hook_{kind}_out" for i in range(30) for kind in ("attn", "mlp")]
+    return recorded_anew(*[(point, lambda value, hook: 0 * value) for point in points])
+
+
+def a_position_added_to_the_rows():
+    def add(value, hook):
+        return value + torch.linspace(0, 0.1, value.shape[1])[:, None]
+
+    return recorded_anew(("embed.hook_out", add))
 
 
 @contextmanager
-def the_row_alone(namespace):
-    namespace["after"] = only_the_row(namespace["after"])
-    namespace["top"] = namespace["row"]
-    yield
+def a_bench_model_without_positions(namespace):
+    bench = namespace["bench"]
+    table = bench.original_model.transformer.wpe.weight
+    with scaling(lambda _: table, 0.0)(namespace):
+        namespace["bench_stream"] = rs.record(bench, namespace["bench_tokens"])
+        yield
 
 
-@contextmanager
-def a_quiet_first_block(namespace):
-    stream = namespace["stream"]
-    writes = stream.writes.clone()
-    writes[1:3] /= 100
-    namespace["stream"] = replace(stream, writes=writes)
-    yield
+def float32_whatever_is_asked(load):
+    return lambda name, dtype=None: load(name)
 
 
 def interventions_without_consequence(namespace):
@@ -45,8 +65,11 @@ def interventions_without_consequence(namespace):
     return patching(rs, "record", deaf)(namespace)
 
 
-def a_record_that_loses_a_write(record):
-    return lambda *args, **kwargs: without_write(4)(record(*args, **kwargs))
+def a_record_that_loses(index):
+    def losing(record):
+        return lambda *args, **kwargs: without_write(index)(record(*args, **kwargs))
+
+    return losing
 
 
 def a_wiring_that_misses_a_write(read_wiring):
@@ -86,42 +109,77 @@ def a_gate_on_the_shortcut(namespace):
 
 
 MUTATIONS = {
-    "B1": {"mutation": replacing("stream", without_write(9))},
-    "B2": {"mutation": interventions_without_consequence},
-    "B3": {
-        "mutation": hooking("model", ("blocks.5.ln1.hook_out", lambda value, hook: 2 * value)),
-    },
-    "B4": {
-        "mutation": scaling(
-            lambda ns: ns["model"].original_model.model.layers[12].self_attn.o_proj.weight, 1.01
-        )
-    },
-    "B5": {"mutation": replacing("stream", lambda s: replace(s, writes=s.writes + 0.01))},
-    "B6": {"mutation": patching(rs, "read_wiring", a_wiring_that_misses_a_write)},
-    "B7": {"mutation": keys_and_values_of_their_own},
-    "B8": {"mutation": the_row_alone},
-    "B9": {"mutation": replacing("stream", lambda s: replace(s, writes=s.writes / 1000))},
-    "B10": {"mutation": a_quiet_first_block},
-    "B11": {"mutation": a_wire_from_block_0_to_block_20()},
-    "B12": {"mutation": a_gate_on_the_shortcut},
-    "B13": {"mutation": patching(rs, "record", a_record_that_loses_a_write)},
-    "B14": {"rewrite": ("state + branch if residual else branch", "branch")},
+    "a write is lost": ("B1", {"mutation": replacing("stream", without_write(9))}),
+    "interventions change nothing": ("B2", {"mutation": interventions_without_consequence}),
+    "a norm is followed by a factor": (
+        "B3",
+        {"mutation": hooking("model", ("blocks.5.ln1.hook_out", lambda value, hook: 2 * value))},
+    ),
+    "the stream was as short as its normed copy": (
+        "B3",
+        {"rewrite": ("(held[i])", "(held[i] / sigma[i])")},
+    ),
+    "the heads share another matrix": (
+        "B4",
+        {
+            "mutation": scaling(
+                lambda ns: ns["model"].original_model.model.layers[12].self_attn.o_proj.weight,
+                1.01,
+            )
+        },
+    ),
+    "a rotary model adds positions": ("B5", {"mutation": a_position_added_to_the_rows()}),
+    "the bench model has no positions": ("B5", {"mutation": a_bench_model_without_positions}),
+    "the wiring misses a write": (
+        "B6",
+        {"mutation": patching(rs, "read_wiring", a_wiring_that_misses_a_write)},
+    ),
+    "every head has its own keys": ("B7", {"mutation": keys_and_values_of_their_own}),
+    "sublayers write nothing": ("B8", {"mutation": nothing_is_written()}),
+    "the second model is float32 too": (
+        "B9",
+        {"mutation": patching(rs, "load", float32_whatever_is_asked)},
+    ),
+    "the bfloat16 record loses its last write": (
+        "B9",
+        {"mutation": patching(rs, "record", a_record_that_loses(-1))},
+    ),
+    "the first MLP whispers": (
+        "B10",
+        {
+            "mutation": recorded_anew(
+                ("blocks.0.hook_mlp_out", lambda value, hook: 0.1 * value),
+            )
+        },
+    ),
+    "a wire runs past the stream": ("B11", {"mutation": a_wire_from_block_0_to_block_20()}),
+    "Qwen3.5 gates its shortcut": ("B12", {"mutation": a_gate_on_the_shortcut}),
+    "the swapped model loses a write": (
+        "B13",
+        {"mutation": patching(rs, "record", a_record_that_loses(4))},
+    ),
+    "residual stacks have no shortcut": (
+        "B14",
+        {"rewrite": ("x + branch if residual else branch", "branch")},
+    ),
 }
+CLAIMS = [f"B{n}" for n in range(1, 15)]
 
 
-def test_every_claim_of_the_chapter_is_on_the_page(chapter):
-    assert set(chapter.claims()) == set(MUTATIONS) == {f"B{n}" for n in range(1, 15)}
+def test_every_claim_of_the_chapter_is_on_the_page_and_has_a_mutation(chapter):
+    assert set(chapter.claims()) == set(CLAIMS) == {claim for claim, _ in MUTATIONS.values()}
 
 
-@pytest.mark.parametrize("claim", MUTATIONS)
+@pytest.mark.parametrize("claim", CLAIMS)
 def test_the_experiment_of_a_claim_stands_alone(chapter, claim):
     chapter.run(claim)
 
 
-@pytest.mark.parametrize("claim", MUTATIONS)
-def test_the_experiment_of_a_claim_fails_when_it_is_broken(chapter, claim):
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_the_experiment_of_a_claim_fails_when_it_is_broken(chapter, what):
+    claim, how = MUTATIONS[what]
     with pytest.raises(AssertionError):
-        chapter.run(claim, **MUTATIONS[claim])
+        chapter.run(claim, **how)
 
 
 def test_the_mutations_left_the_model_as_it_was(chapter):

@@ -20,13 +20,13 @@ DRAWINGS = {
     "row_at_depth": lambda: bus.row_at_depth(SAMPLE, SAMPLE),
     "coordinate_story": lambda: bus.coordinate_story(SAMPLE[:, 0], SAMPLE[:, 1], KINDS),
     "changed_writes": lambda: bus.changed_writes(SAMPLE, KINDS, 3),
-    "normalised_reads": lambda: bus.normalised_reads(SAMPLE),
+    "normalised_reads": lambda: bus.normalised_reads({"q": SAMPLE, "k": SAMPLE, "v": SAMPLE}),
     "block_sizes": lambda: bus.block_sizes({"a": (4.0, 8.0, 0.1), "b": (2.7, 8.0, 0.0)}),
     "two_stacks": lambda: bus.two_stacks(
         [0, 1],
         {
-            "left": {"plain": SAMPLE[0, :2], "residual": SAMPLE[1, :2]},
-            "right": {"plain": SAMPLE[2, :2]},
+            "left": {"plain": SAMPLE[:, :2], "residual": SAMPLE[:, 2:4]},
+            "right": {"plain": SAMPLE[:, 4:6]},
         },
     ),
     "ledger": lambda: bus.ledger([str(i) for i in range(9)], KINDS, SAMPLE[:, 0] - 0.5),

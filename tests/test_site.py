@@ -161,6 +161,38 @@ def test_the_reference_documents_every_public_name(pages):
         assert identity in pages["book/api.html"].ids, f"rs.{name} is missing in book/api.md"
 
 
+def test_every_prediction_result_and_correction_has_its_class(site):
+    box = re.compile(
+        r"<blockquote([^>]*)>\s*<div>\s*<p><strong>(Prediction|Result|Correction)\b", re.DOTALL
+    )
+    for path in CHAPTERS:
+        text = (site / "chapters" / f"{path.stem}.html").read_text(encoding="utf-8")
+        found = box.findall(text)
+        assert {kind for _, kind in found} == {"Prediction", "Result", "Correction"}
+        for attributes, kind in found:
+            assert attributes == f' class="box box-{kind.lower()}"', path.stem
+        assert len(found) == text.count("<blockquote"), f"{path.stem}: a block quote of no kind"
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of a colour #rrggbb, WCAG 2.2."""
+    shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_labels_of_the_boxes_can_be_read_on_their_ground(theme):
+    style = (ROOT / "book" / "_static" / "book.css").read_text(encoding="utf-8")
+    block = re.search(rf'html\[data-theme="{theme}"\] {{\n(  --box.*?)}}', style, re.DOTALL)[1]
+    colours = dict(re.findall(r"--box-(\w+): (#[0-9a-f]{6})", block))
+    ground = luminance(colours.pop("ground"))
+    assert set(colours) == {"prediction", "result", "correction"}
+    for kind, colour in colours.items():
+        dark, light = sorted((luminance(colour), ground))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, kind
+
+
 def test_address_and_tag_are_the_same_everywhere():
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
@@ -276,6 +308,9 @@ ANSWERS = """async () => {
         formulas: document.querySelectorAll(".math").length,
         drawn: document.querySelectorAll(".math mjx-container").length,
         failed: document.querySelectorAll("mjx-merror").length,
+        barred: [...document.querySelectorAll("p mjx-container:not([display])")].filter(
+            e => getComputedStyle(e).overflowX != "visible"
+                && getComputedStyle(e).scrollbarWidth != "none").length,
     };
 }"""
 
@@ -298,6 +333,8 @@ def test_every_page_opens_clean(browser, served, pages, view):
             problems.append(f"{path}: {answers['over']} px wider than the window")
         if answers["drawn"] < answers["formulas"] or answers["failed"]:
             problems.append(f"{path}: formulas {answers}")
+        if answers["barred"]:
+            problems.append(f"{path}: {answers['barred']} formulas in a sentence have scroll bars")
     page.context.close()
     if problems:
         pytest.fail("\n".join(problems), pytrace=False)

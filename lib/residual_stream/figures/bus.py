@@ -170,14 +170,23 @@ def changed_writes(change: Float[Tensor, "write sample"], kinds: Sequence[str], 
 
 
 @styled
-def normalised_reads(ratio: Float[Tensor, "layer sample"]) -> Figure:
-    """Draw how much larger a query would be, were it read off the stream without the norm."""
-    figure, (ax,) = panels(height=2.8)
-    band(ax, range(len(ratio)), ratio, color=PALETTE["norm"], label="ratio")
-    ax.axhline(1, color=PALETTE["other"], linewidth=0.8, zorder=0)
-    ax.set_yscale("log")
-    ax.set_xlabel("block")
-    ax.set_ylabel("‖q(x)‖ / ‖q(norm(x))‖ (log scale)")
+def normalised_reads(ratios: Mapping[str, Float[Tensor, "layer sample"]]) -> Figure:
+    """Draw how much longer queries, keys and values would be, were they read without the norm.
+
+    Args:
+        ratios: For ``"q"``, ``"k"`` and ``"v"``, ‖W x‖ / ‖W norm(x)‖ by block and token.
+
+    Returns:
+        A figure with one panel per kind on one log axis.
+    """
+    names = {"q": "queries", "k": "keys", "v": "values"}
+    figure, axes = panels(1, len(ratios), sharey=True, height=2.9)
+    for ax, (kind, ratio) in zip(axes, ratios.items(), strict=True):
+        band(ax, range(len(ratio)), ratio, color=PALETTE["norm"], label=kind)
+        ax.axhline(1, color=PALETTE["other"], linewidth=0.8, zorder=0)
+        ax.set_yscale("log")
+        ax.set_xlabel(f"block ({names[kind]})")
+    axes[0].set_ylabel("length without the norm\n/ length with it (log scale)")
     return figure
 
 
@@ -210,22 +219,24 @@ def block_sizes(counts: Mapping[str, tuple[float, float, float]]) -> Figure:
 @styled
 def two_stacks(
     depth: Sequence[int],
-    curves: Mapping[str, Mapping[str, Float[Tensor, " depth"]]],
+    curves: Mapping[str, Mapping[str, Float[Tensor, "stack depth"]]],
 ) -> Figure:
     """Draw what is left of the input, and of the error signal, by depth, for several stacks.
 
     Args:
         depth: Number of layers.
-        curves: For each panel's y-label, the curve of each stack.
+        curves: For each panel's y-label and each kind of stack, one curve per stack.
 
     Returns:
-        A figure with one panel per quantity.
+        A figure with one panel per quantity: the median of each kind and the range of all.
     """
     figure, axes = panels(1, len(curves), height=2.9)
     colours = {"residual": PALETTE["stream"], "plain": PALETTE["mlp"]}
     for ax, (label, stacks) in zip(axes, curves.items(), strict=True):
         for name, values in stacks.items():
-            ax.plot(depth, values.numpy(), color=colours[name], label=name)
+            lowest, highest = (values.amin(0).numpy(), values.amax(0).numpy())
+            ax.plot(depth, values.median(0).values.numpy(), color=colours[name], label=name)
+            ax.fill_between(depth, lowest, highest, color=colours[name], alpha=0.25, linewidth=0)
         zero_line(ax)
         ax.set_xlabel("layers")
         ax.set_ylabel(label)
@@ -253,17 +264,21 @@ def ledger(labels: Sequence[str], kinds: Sequence[str], values: Float[Tensor, " 
         ax.bar(x[at], heights[at], color=PALETTE[kind], label=kind)
     ax.step(x, heights.cumsum(), where="mid", color=PALETTE["stream"], label="running sum")
     zero_line(ax)
-    for index in values.abs().topk(3).indices.tolist():
+    # Named on the empty side of the zero line, in rows, so that no name hides the running sum.
+    for row, index in enumerate(sorted(values.abs().topk(3).indices.tolist())):
+        away = -1 if heights[index] > 0 else 1
         ax.annotate(
             labels[index],
-            (index, heights[index]),
-            xytext=(0, 4 if heights[index] > 0 else -11),
+            (index, 0),
+            xytext=(0, away * (20 + 12 * (row % 2))),
             textcoords="offset points",
             ha="center",
+            va="center",
             fontsize=8,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+            arrowprops={"arrowstyle": "-", "color": PALETTE["other"], "linewidth": 0.6},
         )
     ax.set_xlabel("write, in order")
     ax.set_ylabel("share of the logit")
+    ax.margins(y=0.18)
     ax.legend(loc="upper left")
     return figure
