@@ -15,7 +15,7 @@ from typing import ParamSpec
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -115,7 +115,7 @@ def quantile(values: Float[Tensor, "step sample"], q: float) -> Float[np.ndarray
 
 def band(
     ax: Axes,
-    x: Sequence[int],
+    x: Sequence[int] | Int[np.ndarray, " step"],
     values: Float[Tensor, "step sample"],
     *,
     color: str,
