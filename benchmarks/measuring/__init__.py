@@ -73,9 +73,7 @@ def capped(code: str, gib: float, *arguments: str) -> Sequence[str]:
         gib: The cap. The process fails there, and not the machine.
         arguments: For the code.
     """
-    head = (
-        f"def cap():\n{''.join('    ' + row for row in _CAP.strip().splitlines(keepends=True))}\n"
-    )
+    head = "def cap():\n" + textwrap.indent(_CAP.strip(), "    ") + "\n"
     run = subprocess.run(
         [sys.executable, "-c", head + code, str(gib), *arguments],
         capture_output=True,

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from .style import PALETTE, SEQUENTIAL, panels, styled, zero_line
+from .style import PALETTE, SEQUENTIAL, band, panels, styled, zero_line
 
 if TYPE_CHECKING:
     from ..ablation import SelfRepair
@@ -74,15 +74,9 @@ def shares(split: Attribution, raw: Attribution | None = None) -> Figure:
     for ax, one, origin in zip(axes, (split, raw), ("the vocabulary's mean", "zero"), strict=False):
         assert one is not None
         inside = [i for i, layer in enumerate(one.layers) if layer >= 0 and one.kinds[i] != "bias"]
-        values = one.values.reshape(len(one.labels), -1)[inside].double().cpu().numpy()
+        values = one.values.reshape(len(one.labels), -1)[inside]
         layers = [one.layers[i] for i in inside]
-        low, quarter, middle, three, high = np.quantile(
-            values, [0.05, 0.25, 0.5, 0.75, 0.95], axis=1
-        )
-        color = PALETTE["stream"]
-        ax.fill_between(layers, low, high, color=color, alpha=0.15, linewidth=0)
-        ax.fill_between(layers, quarter, three, color=color, alpha=0.3, linewidth=0)
-        ax.plot(layers, middle, color=color)
+        band(ax, layers, values, color=PALETTE["stream"], ranges={0.9: 0.15, 0.5: 0.3})
         zero_line(ax)
         ax.set_xlabel("layer")
         ax.set_ylabel(f"share, from {origin} (logits)")
@@ -136,10 +130,8 @@ def lens(reading: LensByDepth) -> Figure:
     left.set_xlabel("depth (layers run)")
     left.set_ylabel("same first token (fraction)")
     left.set_ylim(0, 1.03)
-    places = reading.kl.reshape(len(depth), -1)[:-1].cpu().numpy()
-    low, middle, high = np.quantile(places, [0.25, 0.5, 0.75], axis=1)
-    right.fill_between(depth[:-1], low, high, color=PALETTE["stream"], alpha=0.25, linewidth=0)
-    right.plot(depth[:-1], middle, color=PALETTE["stream"])
+    places = reading.kl.reshape(len(depth), -1)[:-1]
+    band(right, depth[:-1], places, color=PALETTE["stream"], ranges={0.5: 0.25})
     level = float(reading.uniform_kl.median())
     right.axhline(level, color=PALETTE["other"], linestyle="--", linewidth=1)
     right.annotate(
@@ -296,9 +288,7 @@ def lens_and_shares(
         (cumulative, "shares so far, divided at the top", PALETTE["stream"]),
     )
     for values, label, color in lines:
-        low, middle, high = np.quantile(values.double().cpu().numpy(), [0.25, 0.5, 0.75], axis=1)
-        ax.fill_between(range(len(middle)), low, high, color=color, alpha=0.2, linewidth=0)
-        ax.plot(middle, color=color, label=label)
+        band(ax, range(len(values)), values, color=color, label=label, ranges={0.5: 0.2})
     zero_line(ax)
     ax.set_xlabel("depth (layers run)")
     ax.set_ylabel("logit of the winning token (logits)")

@@ -5,33 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 from jaxtyping import Float
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from .style import PALETTE, panels, styled, zero_line
-
-
-def _middle(values: Float[Tensor, "step sample"], q: float) -> Float[np.ndarray, " step"]:
-    # NumPy, here and below: matplotlib's arithmetic on tensors warns.
-    return torch.quantile(values, q, dim=1).numpy()
-
-
-def band(
-    ax: Axes,
-    x: Sequence[int],
-    values: Float[Tensor, "step sample"],
-    *,
-    color: str,
-    label: str,
-) -> None:
-    """Draw the median of a sample along ``x`` and the range of its middle 90 %."""
-    ax.plot(x, _middle(values, 0.5), color=color, label=label)
-    ax.fill_between(
-        x, _middle(values, 0.05), _middle(values, 0.95), color=color, alpha=0.18, linewidth=0
-    )
+from .style import PALETTE, band, panels, quantile, styled, zero_line
 
 
 @styled
@@ -49,7 +27,7 @@ def climb(norms: Float[Tensor, "write batch pos"], *, layers: Sequence[int]) -> 
     x = np.arange(len(norms))
     others = norms[:, :, 1:].flatten(1)
     ax.plot(x, others[:, ::4].numpy(), color=PALETTE["stream"], alpha=0.06, linewidth=0.8)
-    ax.plot(x, _middle(others, 0.5), color=PALETTE["stream"], label="median of the other tokens")
+    ax.plot(x, quantile(others, 0.5), color=PALETTE["stream"], label="median of the other tokens")
     ax.plot(x, norms[:, :, 0].mean(1).numpy(), color=PALETTE["position 0"], label="position 0")
     ax.set_yscale("log")
     ax.set_xlabel("block that wrote last")
@@ -156,7 +134,7 @@ def changed_writes(change: Float[Tensor, "write sample"], kinds: Sequence[str], 
         A figure with one point per write.
     """
     figure, (ax,) = panels(height=3.0)
-    middle = _middle(change, 0.5)
+    middle = quantile(change, 0.5)
     for kind in ("attn", "mlp"):
         later = [i for i, other in enumerate(kinds) if other == kind and i != at]
         ax.plot(later, middle[later], "o", markersize=4, color=PALETTE[kind], label=f"{kind} write")

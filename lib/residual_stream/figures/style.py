@@ -6,15 +6,19 @@ for is fixed for the whole book.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from types import MappingProxyType
 from typing import ParamSpec
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 PALETTE: dict[str, str] = {
     "embed": "#009E73",
@@ -101,3 +105,34 @@ def zero_line(ax: Axes, *, vertical: bool = False) -> None:
     """Draw the line at zero, for quantities whose sign matters."""
     draw = ax.axvline if vertical else ax.axhline
     draw(0, color=PALETTE["other"], linewidth=0.8, zorder=0)
+
+
+def quantile(values: Float[Tensor, "step sample"], q: float) -> Float[np.ndarray, " step"]:
+    """Return a quantile of every step's sample, as matplotlib takes it."""
+    # NumPy: matplotlib's arithmetic on tensors warns.
+    return np.quantile(values.double().cpu().numpy(), q, axis=1)
+
+
+def band(
+    ax: Axes,
+    x: Sequence[int] | Int[np.ndarray, " step"],
+    values: Float[Tensor, "step sample"],
+    *,
+    color: str,
+    label: str | None = None,
+    ranges: Mapping[float, float] = MappingProxyType({0.9: 0.18}),
+) -> None:
+    """Draw the median of a sample along ``x`` over the range of its middle part.
+
+    Args:
+        ax: Where to draw.
+        x: The steps.
+        values: A sample at every step.
+        color: Of line and band.
+        label: Of the line, for a legend.
+        ranges: Which middle part of the sample each band spans, with the band's opacity.
+    """
+    for share, alpha in ranges.items():
+        low, high = (quantile(values, 0.5 + side * share / 2) for side in (-1, 1))
+        ax.fill_between(x, low, high, color=color, alpha=alpha, linewidth=0)
+    ax.plot(x, quantile(values, 0.5), color=color, label=label)
