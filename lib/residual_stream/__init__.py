@@ -20,6 +20,7 @@ from . import (
     subspaces,
     superposition,
     texts,
+    widgets,
 )
 from .ablation import ablate_heads, self_repair
 from .attribution import Attribution, logit_attribution
@@ -76,5 +77,6 @@ __all__ = [
     "subspaces",
     "superposition",
     "texts",
+    "widgets",
 ]
 __version__ = "0.1.0"
