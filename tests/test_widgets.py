@@ -8,6 +8,8 @@ import json
 import re
 from importlib.resources import files
 
+import anywidget
+import ipywidgets
 import pytest
 import torch
 from PIL import Image
@@ -60,6 +62,15 @@ def test_a_widget_without_a_picture_leaves_its_sentence_and_no_address_of_an_obj
     assert set(bundle) == {"text/plain", VIEW}
     assert repr(widget) == "S."
     assert not callable(widget._ipython_display_)
+
+
+def test_an_output_holds_the_widget_with_colabs_versions_too(monkeypatch):
+    """ipywidgets 7 with anywidget 0.9 has no mime bundle to build on; IPython asks for ours."""
+    monkeypatch.delattr(anywidget.AnyWidget, "_repr_mimebundle_")
+    monkeypatch.delattr(ipywidgets.Widget, "_repr_mimebundle_")
+    bundle, metadata = plain()._repr_mimebundle_()
+    assert bundle["text/plain"] == "S." and len(bundle[VIEW]["model_id"]) == 32
+    assert metadata == {}
 
 
 def test_the_state_that_a_page_stores_holds_all_that_the_widget_needs():

@@ -245,7 +245,7 @@ def test_one_looks_back_at_what_was_predicted(opened):
     page.get_by_role("radio", name="(c) half").first.check()
     page.get_by_role("radio", name="(a) all of it").nth(1).check()
     page.get_by_role("button", name="Compare with the result").nth(1).click()
-    assert says(page, 3) == "You made 2 of 2 predictions and compared 1; 1 came out."
+    assert says(page, 3) == "You made 2 of 2 predictions; of 1 compared, 1 came out."
     assert page.locator(".rs-list li").all_inner_texts() == [
         "S2: you predict half; not compared yet.",
         "S5: you predicted all of it, and so it came out.",

@@ -84,8 +84,11 @@ class MovableFigure(anywidget.AnyWidget):
     _ipython_display_ = None
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        bundle, metadata = super()._repr_mimebundle_(**kwargs)
-        shown = {"text/plain": self.sentence, _WIDGET_VIEW: bundle[_WIDGET_VIEW]}
+        # On Colab the metadata name its widget manager. ipywidgets 7 with anywidget 0.9 has none.
+        inherited = getattr(super(), "_repr_mimebundle_", None)
+        metadata = inherited(**kwargs)[1] if inherited else {}
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        shown = {"text/plain": self.sentence, _WIDGET_VIEW: view}
         if self._still is not None:
             shown["image/png"] = base64.b64encode(self._still).decode()
             metadata = {**metadata, "image/png": {"alt": self.sentence}}

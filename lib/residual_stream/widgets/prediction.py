@@ -20,7 +20,7 @@ _BOX = {
 }
 _SHELF = {
     "none": "You have not predicted anything in this chapter yet, or this browser keeps nothing.",
-    "some": "You made {made} of {all} predictions and compared {compared}; {right} came out.",
+    "some": "You made {made} of {all} predictions; of {compared} compared, {right} came out.",
     "open": "{name}: you predict {predicted}; not compared yet.",
     "right": "{name}: you predicted {predicted}, and so it came out.",
     "wrong": "{name}: you predicted {predicted}; it came out as {found}.",
