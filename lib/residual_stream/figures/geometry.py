@@ -218,6 +218,6 @@ def two_shocks(
     left.legend()
     zero_line(right)
     right.set_xscale("log")
-    right.set_xlabel("share of single coordinates tried, worst first (log scale)")
+    right.set_xlabel("share of coordinates, worst first (log scale)")
     right.set_ylabel("loss added (nats per token)")
     return figure
