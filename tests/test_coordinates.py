@@ -89,3 +89,38 @@ def test_one_coordinate_breaks_the_real_model_and_another_does_not(smollm2):
     found = ablate_directions(smollm2, tokens, coordinate_directions(576, [507, 0, 1]))
     assert float(found.loss_change[0]) > 5 and float(found.top1_kept[0]) < 0.1
     assert float(found.loss_change[1:].abs().max()) < 0.3
+
+
+def test_the_shipped_costs_are_those_of_every_coordinate_and_say_what_the_chapter_says():
+    costs = rs.coordinates.shipped_costs()
+    trained, rotated = costs["as trained"], costs["rotated"]
+    assert list(trained.index) == list(range(576)) and list(rotated.index) == list(range(0, 576, 6))
+    assert not any(frame.isna().any(axis=None) for frame in costs.values())
+    costliest = trained["loss change"].nlargest(8)
+    for name in ("at position 0", "elsewhere", "elsewhere, set to its mean"):
+        assert list(costs[name].index) == list(costliest.index)
+    assert costliest.iloc[0] > 4 * costliest.iloc[1]
+    turned = costs["rotated, their directions"]["loss change"]
+    assert turned.tolist() == pytest.approx(costliest.tolist(), abs=0.05)
+    with pytest.raises(KeyError, match="was not measured"):
+        rs.coordinates.shipped_costs("gpt2")
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["as trained", "elsewhere, set to its mean", "rotated"])
+def test_a_sample_of_the_shipped_costs_is_measured_again(smollm2, case):
+    how = {
+        "as trained": {},
+        "rotated": {},
+        "elsewhere, set to its mean": {"positions": slice(1, None), "to": "mean"},
+    }[case]
+    shipped = rs.coordinates.shipped_costs()[case].sort_values("loss change")
+    some = shipped.iloc[[-1, -2, len(shipped) // 2]]  # the two costliest and one in the middle
+    model = rs.rotation.rotate_model(smollm2, seed=0).model if case == "rotated" else smollm2
+    axes = coordinate_directions(576, list(some.index))
+    found = ablate_directions(model, rs.texts.batch(smollm2), axes, **how)
+    assert found.predictions == 504
+    change, kept = some["loss change"].tolist(), some["top-1 kept"].tolist()
+    assert found.loss_change.tolist() == pytest.approx(change, rel=0.02, abs=0.01)
+    assert found.top1_kept.tolist() == pytest.approx(kept, abs=0.02)

@@ -343,6 +343,19 @@ def test_normalising_removes_what_two_runs_write_differently():
     assert "a" * 32 not in first
 
 
+def test_widgets_are_written_in_one_order_whatever_ids_they_drew():
+    def run(*ids):
+        notebook = good_notebook()
+        states = {each: {"state": {"made": made}} for made, each in enumerate(ids)}
+        key = "application/vnd.jupyter.widget-state+json"
+        notebook.metadata["widgets"] = nbformat.from_dict({key: {"state": states}})
+        for position, cell in enumerate(notebook.cells):
+            cell["id"] = f"cell-{position}"
+        return normalise(notebook, "01_bus")
+
+    assert run("a" * 32, "b" * 32, "c" * 32) == run("f" * 32, "d" * 32, "e" * 32)
+
+
 @pytest.mark.parametrize("text", [str(ROOT / "x.py"), "<object at 0x7f0012345678>", "/tmp/a/b"])
 def test_an_output_that_names_the_machine_is_found(text):
     assert machine_traces(f"see {text} here")

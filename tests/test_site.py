@@ -348,3 +348,22 @@ def test_the_search_finds_a_page(browser, served):
     page.context.close()
     assert any("glossary" in link for link in links)
     assert troubles == []
+
+
+WIDGET_VIEW = "script[type='application/vnd.jupyter.widget-view+json']"
+
+
+def test_every_widget_of_a_chapter_starts_and_its_slider_changes_what_is_said(browser, served):
+    page, troubles = open_view(browser, served, "phone")
+    for path in CHAPTERS:
+        page.goto(f"{served}/chapters/{path.stem}.html", wait_until="networkidle")
+        widgets = page.locator(WIDGET_VIEW).count()
+        page.wait_for_function(
+            f"() => document.querySelectorAll('.rs-widget').length === {widgets}"
+        )
+        for widget in page.locator(".rs-widget:has([type=range])").all():
+            before = widget.get_by_role("status").inner_text()
+            widget.get_by_role("slider").press("End")
+            assert widget.get_by_role("status").inner_text() != before
+    page.context.close()
+    assert troubles == []

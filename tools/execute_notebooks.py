@@ -133,11 +133,16 @@ def normalise(notebook: nbformat.NotebookNode, key: str) -> str:
             if picture is not None:
                 stripped = base64.b64encode(strip_png(base64.b64decode(picture)))
                 output.data["image/png"] = stripped.decode() + "\n"
-    text = nbformat.writes(notebook, indent=1, ensure_ascii=False) + "\n"
+    text = _written(notebook)
     widgets = notebook.metadata.get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
     for position, model_id in enumerate(widgets):  # in the order in which they were made
         text = text.replace(model_id, hashlib.md5(f"{key}:{position}".encode()).hexdigest())
+    text = _written(nbformat.reads(text, as_version=4))  # sorted by the new ids, not the old
     return re.sub(r"/tmp/ipykernel_\d+/\d+\.py", "<cell>", text)
+
+
+def _written(notebook: nbformat.NotebookNode) -> str:
+    return nbformat.writes(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
 def machine_traces(text: str) -> list[str]:

@@ -15,11 +15,13 @@ from . import (
     divisor,
     figures,
     packing,
+    pairs,
     report,
     rotation,
     subspaces,
     superposition,
     texts,
+    widgets,
 )
 from .ablation import ablate_heads, self_repair
 from .attribution import Attribution, logit_attribution
@@ -63,6 +65,7 @@ __all__ = [
     "ov_eigenvalues",
     "own_logits",
     "packing",
+    "pairs",
     "read_readout",
     "read_wiring",
     "record",
@@ -76,5 +79,6 @@ __all__ = [
     "subspaces",
     "superposition",
     "texts",
+    "widgets",
 ]
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-GEOMETRIES = ("orthogonal", "antipodal pairs", "pentagon", "other")
+GEOMETRIES = ("orthogonal", "pair and one", "antipodal pairs", "pentagon", "other")
 
 
 def feature_dimensionality(
@@ -41,9 +41,10 @@ def geometry(W: Float[Tensor, "2 feature"], *, threshold: float = 0.5) -> str:
     Features with :math:`\lVert W_i\rVert` above ``threshold`` count. Then
 
     * ``"orthogonal"``: two, with \|cos\| < 0.2;
+    * ``"pair and one"``: three, a pair with cos < −0.9 and one with \|cos\| < 0.3 to both;
     * ``"antipodal pairs"``: four, two pairs with cos < −0.9, and \|cos\| < 0.3 between pairs;
     * ``"pentagon"``: five, neighbours 72° ± 15° apart;
-    * ``"other"``: anything else, for example three features or one pair and one.
+    * ``"other"``: anything else, for example three features at 120°.
 
     Args:
         W: Two hidden dimensions, one column a feature.
@@ -63,10 +64,12 @@ def geometry(W: Float[Tensor, "2 feature"], *, threshold: float = 0.5) -> str:
     off = cosine[~torch.eye(kept.shape[1], dtype=torch.bool)]
     if kept.shape[1] == 2 and bool((off.abs() < 0.2).all()):
         return "orthogonal"
-    if kept.shape[1] == 4:
-        opposite = off < -0.9
-        if int(opposite.sum()) == 4 and bool((off[~opposite].abs() < 0.3).all()):
-            return "antipodal pairs"
+    opposite = off < -0.9
+    across = bool((off[~opposite].abs() < 0.3).all())
+    if kept.shape[1] == 3 and int(opposite.sum()) == 2 and across:
+        return "pair and one"
+    if kept.shape[1] == 4 and int(opposite.sum()) == 4 and across:
+        return "antipodal pairs"
     if kept.shape[1] == 5:
         angle = torch.atan2(unit[1], unit[0]).sort().values
         gaps = torch.cat([angle.diff(), angle[:1] + 2 * math.pi - angle[-1:]])
@@ -112,3 +115,25 @@ def aligned(W: Float[Tensor, "2 feature"]) -> Float[Tensor, "2 feature"]:
     turned = torch.stack([torch.stack([up[1], -up[0]]), up]) @ W
     side = torch.where(turned[0, 1] < 0, -1.0, 1.0)
     return torch.stack([side * turned[0], turned[1]])
+
+
+def turned_onto(
+    W: Float[Tensor, "hidden feature"], target: Float[Tensor, "hidden feature"]
+) -> Float[Tensor, "hidden feature"]:
+    r"""Return the features turned, and reflected if that helps, as close to ``target`` as they go.
+
+    The rotation or reflection R that makes :math:`\lVert RW - T\rVert` smallest (orthogonal
+    Procrustes); under it a toy model computes the same.
+
+    Args:
+        W: One column a feature.
+        target: What to come close to.
+
+    Source: Schönemann 1966, *A generalized solution of the orthogonal Procrustes problem*.
+
+    Example:
+        >>> turned_onto(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.eye(2)).round().tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    u, _, vh = torch.linalg.svd(target @ W.T)
+    return u @ vh @ W

@@ -8,8 +8,10 @@ what the model loses when one direction is kept out of its stream.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
@@ -99,6 +101,48 @@ def coordinate_directions(
             f"0 to {width - 1}"
         )
     return torch.eye(width)[list(coordinates)]
+
+
+def shipped_costs(model: str = "smollm2-135m") -> dict[str, pd.DataFrame]:
+    """Return what every single coordinate of the book's model carries, measured beforehand.
+
+    One direction over all passages of :func:`residual_stream.texts.batch` is seconds of work, and
+    there are hundreds: ``tools/measure_coordinates.py`` ran :func:`ablate_directions` for all of
+    them, and a test of the library runs some of them again.
+
+    Args:
+        model: Name of a model that was measured.
+
+    Returns:
+        Frames with the columns of :meth:`DirectionAblation.to_frame` (nats per token; share of
+        positions), indexed by coordinate:
+
+        * ``"as trained"``: every coordinate kept out at every position;
+        * ``"at position 0"``, ``"elsewhere"``, ``"elsewhere, set to its mean"``: the costliest;
+        * ``"rotated"``: coordinates of :func:`residual_stream.rotation.rotate_model`'s model
+          (seed 0), at even spacing;
+        * ``"rotated, their directions"``: in that model, what the costliest have become.
+
+    Raises:
+        KeyError: A model that was not measured.
+
+    Example:
+        >>> len(shipped_costs()["as trained"])
+        576
+    """
+    found = files("residual_stream").joinpath("data", "coordinates", f"{model}.json")
+    if not found.is_file():
+        raise KeyError(f"shipped_costs: {model!r} was not measured; smollm2-135m was")
+    measured = json.loads(found.read_text(encoding="utf-8"))
+    columns = {"loss change": "loss_change", "top-1 kept": "top1_kept"}
+    return {
+        name: pd.DataFrame(
+            {column: entry[key] for column, key in columns.items()},
+            index=pd.Index(entry["coordinates"], name="coordinate"),
+        )
+        for name, entry in measured.items()
+        if name != "about"
+    }
 
 
 def ablate_directions(

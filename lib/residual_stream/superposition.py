@@ -18,12 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .arrangements import aligned, feature_dimensionality, geometry
+from .arrangements import aligned, feature_dimensionality, geometry, turned_onto
+
+#: Samples on which models are compared, and where they are drawn from: the same for all.
+COMPARED, COMPARED_SEED = 65_536, 2_022
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ class ToyModels:
         b: Bias of every feature.
         sparsity: S, the probability that a feature is 0.
         importance: Weight of every feature in the loss.
-        loss: Loss on fresh data.
+        loss: Loss on fresh data, drawn from the same uniform numbers for all.
         seeds: One seed an instance.
     """
 
@@ -91,12 +95,47 @@ class ToyModels:
             raise ValueError(f"ToyModels.best_of: {len(self.W)} instances do not divide by {size}")
         groups = torch.arange(len(self.W)).view(-1, size)
         best = self.loss.cpu().view(-1, size).argmin(1)
-        return self._pick(groups.gather(1, best[:, None])[:, 0])
+        return self.pick(groups.gather(1, best[:, None])[:, 0].tolist())
 
-    def _pick(self, index: Tensor) -> ToyModels:
+    def in_step(self, size: int, *, tolerance: float = 0.02) -> ToyModels:
+        """Return one of every ``size`` neighbours so that the features move little between groups.
+
+        Many arrangements are as good as each other: which features lie opposite is mostly chance.
+        Of each group those within ``tolerance`` of its lowest loss may be taken; the path through
+        the groups along which the features move least (the sum of squared distances, each model
+        turned onto the one before) is returned, turned so; the first as :meth:`aligned` does.
+
+        Args:
+            size: Models in a group.
+            tolerance: How far above the group's lowest loss, as a share of it.
+
+        Raises:
+            ValueError: As :meth:`best_of`.
+        """
+        self.best_of(size)  # its checks
+        loss, weights = self.loss.cpu().view(-1, size), self.W.cpu()
+        allowed = loss <= (1 + tolerance) * loss.min(1, keepdim=True).values
+        members = [(size * i + row.nonzero()[:, 0]).tolist() for i, row in enumerate(allowed)]
+        cost, paths = [0.0] * len(members[0]), [[m] for m in members[0]]
+        for before, now in pairwise(members):
+            steps = [
+                [cost[i] + _moved(weights[a], weights[b]) for i, a in enumerate(before)]
+                for b in now
+            ]
+            best = [min(range(len(before)), key=row.__getitem__) for row in steps]
+            paths = [[*paths[i], member] for i, member in zip(best, now, strict=True)]
+            cost = [row[i] for i, row in zip(best, steps, strict=True)]
+        path = paths[min(range(len(paths)), key=cost.__getitem__)]
+        turned = [aligned(weights[path[0]])]
+        for member in path[1:]:
+            turned.append(turned_onto(weights[member], turned[-1]))
+        return replace(self.pick(path), W=torch.stack(turned))
+
+    def pick(self, index: Sequence[int]) -> ToyModels:
+        """Return the instances at ``index``, in that order."""
         names = ("W", "b", "sparsity", "importance", "loss")
-        picked = {name: getattr(self, name)[index.to(self.W.device)] for name in names}
-        return replace(self, **picked, seeds=tuple(self.seeds[int(i)] for i in index))
+        picked = {name: getattr(self, name)[list(index)] for name in names}
+        return replace(self, **picked, seeds=tuple(self.seeds[i] for i in index))
 
     def __repr__(self) -> str:
         """One line: how many models of which shape."""
@@ -159,8 +198,7 @@ def train_toys(
             optimiser.step()
             taken += 1
     with torch.no_grad():
-        fresh = _draw(draws, sparse, 1, features, 4096).to(device)[:, 0]
-        loss = _loss(W, b, weight, fresh)
+        loss = _compared(W, b, weight, sparse)
     return ToyModels(W.detach(), b.detach(), sparse.to(device), weight, loss, seeds)
 
 
@@ -192,6 +230,22 @@ def _loss(W: Tensor, b: Tensor, importance: Tensor, x: Tensor) -> Tensor:
     hidden = W @ x  # [instance, hidden, sample]
     out = torch.relu(W.mT @ hidden + b[..., None])  # [instance, feature, sample]
     return ((x - out).square() * importance[..., None]).mean(dim=(1, 2))
+
+
+def _compared(W: Tensor, b: Tensor, importance: Tensor, sparsity: Tensor) -> Tensor:
+    """Return the loss on data that differ between models in nothing but their sparsity."""
+    blocks = COMPARED // 4096
+    draw = torch.Generator().manual_seed(COMPARED_SEED)
+    total = torch.zeros(len(W), device=W.device)
+    on = (1 - sparsity)[:, None, None]
+    for uniform in torch.rand(blocks, W.shape[2], 4096, generator=draw):
+        x = (uniform / on) * (uniform < on)  # as draw_features makes them
+        total += _loss(W, b, importance, x.to(W.device))
+    return total / blocks
+
+
+def _moved(before: Tensor, now: Tensor) -> float:
+    return float((turned_onto(now, before) - before).square().sum())
 
 
 def _draw(

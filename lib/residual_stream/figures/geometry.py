@@ -197,7 +197,8 @@ def two_shocks(
 
     Args:
         kurtosis: Median kurtosis of the stream after each write: ``"as trained"``, ``"rotated"``.
-        losses: What zeroing single coordinates costs, in nats: the same names.
+        losses: What zeroing single coordinates costs, in nats: the same names; not as many of the
+            one as of the other need have been tried.
 
     Returns:
         Two panels: kurtosis by depth, and the losses in descending order.
@@ -206,7 +207,8 @@ def two_shocks(
     for name, color in (("as trained", PALETTE["stream"]), ("rotated", shades(3)[2])):
         left.plot(kurtosis[name].cpu().numpy(), color=color, label=name)
         worst_first = losses[name].sort(descending=True).values.cpu().numpy()
-        right.plot(range(1, len(worst_first) + 1), worst_first, "o-", color=color, ms=4, label=name)
+        share = np.arange(1, len(worst_first) + 1) / len(worst_first)
+        right.plot(share, worst_first, "o-", color=color, ms=3, label=name)
     left.axhline(3, color=PALETTE["other"], linewidth=0.8, zorder=0)
     left.set_yscale("log")
     left.set_xlabel("writes so far")
@@ -215,6 +217,7 @@ def two_shocks(
     left.set_ylim(2, None)
     left.legend()
     zero_line(right)
-    right.set_xlabel("single coordinates set to zero, worst first")
+    right.set_xscale("log")
+    right.set_xlabel("share of coordinates, worst first (log scale)")
     right.set_ylabel("loss added (nats per token)")
     return figure

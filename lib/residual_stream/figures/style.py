@@ -31,6 +31,18 @@ PALETTE: dict[str, str] = {
     "other": "#8A8A8A",
 }
 PALETTE["pos_embed"] = "#56B4E9"
+#: The same hues, lighter, for the widgets of :mod:`residual_stream.widgets` on a dark page.
+PALETTE_DARK: dict[str, str] = {
+    "embed": "#35C29A",
+    "attn": "#58AEEB",
+    "mlp": "#F28B45",
+    "parallel": "#C79A6B",
+    "stream": "#E4E4E4",
+    "norm": "#E3A3C7",
+    "position 0": "#F2BC4B",
+    "other": "#9A9A9A",
+    "pos_embed": "#8CCDF2",
+}
 
 Parameters = ParamSpec("Parameters")
 

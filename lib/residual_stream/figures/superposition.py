@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 
+from ..pairs import sharing_pays
 from ..superposition import ToyModels
 from .geometry import shades
 from .style import PALETTE, panels, styled
@@ -83,20 +85,26 @@ def phase_diagram(
         densities: 1 − S.
 
     Returns:
-        A map with three colours.
+        A map with three colours, and as lines where the closed forms of
+        :mod:`~residual_stream.pairs` change places.
     """
-    figure, (ax,) = panels(width=5.4, height=3.8)
+    figure, (ax,) = panels(width=5.8, height=4.4)
     names = ("first only", "superposition", "second only")
     colors = dict(zip(names, shades(3), strict=True))
     for row, density in zip(outcomes, densities, strict=True):
         for name, importance in zip(row, importances, strict=True):
             color = colors.get(name, PALETTE["other"])
-            ax.plot(importance, density, "s", color=color, markersize=11)
+            ax.plot(importance, density, "s", color=color, markersize=9)
+    shared = torch.linspace(min(densities), 4 / 7, 200)
+    for importance in (sharing_pays(shared), 1 / sharing_pays(shared)):
+        inside = (importance >= min(importances)) & (importance <= max(importances))
+        ax.plot(importance[inside].numpy(), shared[inside].numpy(), color=PALETTE["norm"])
+    ax.plot([1, 1], [4 / 7, max(densities)], color=PALETTE["norm"], label="closed form")
     for name, color in colors.items():
         ax.plot([], [], "s", color=color, label=name)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlabel("importance of the second feature over the first (log scale)")
     ax.set_ylabel("probability that a feature is on, 1 − S (log scale)")
-    figure.legend(loc="outside upper center", ncols=3)
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8)
     return figure

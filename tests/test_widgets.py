@@ -1,0 +1,214 @@
+"""Widgets: their data, what stands in for them, what they refuse, and their colours."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from importlib.resources import files
+
+import anywidget
+import ipywidgets
+import pytest
+import torch
+from PIL import Image
+
+import residual_stream as rs
+from residual_stream.figures.style import PALETTE, PALETTE_DARK
+from residual_stream.superposition import ToyModels, ToyRecipe, train_toys
+from residual_stream.widgets.base import MAX_BYTES, MovableFigure
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+SHIPPED = files("residual_stream.widgets")
+
+
+def plain(**changes):
+    return MovableFigure(
+        **{"kind": "packing", "label": "L", "sentence": "S.", "data": {}} | changes
+    )
+
+
+def polygon(n, features=5, turn=0.0):
+    angles = torch.arange(n) * 2 * torch.pi / n + turn
+    return torch.cat([torch.stack([angles.cos(), angles.sin()]), torch.zeros(2, features - n)], 1)
+
+
+def models(*weights, loss=None, sparsity=None, importance=1.0):
+    count = len(weights)
+    return ToyModels(
+        W=torch.stack(weights),
+        b=torch.zeros(count, weights[0].shape[1]),
+        sparsity=torch.tensor(sparsity or [0.5] * count),
+        importance=torch.full((count, weights[0].shape[1]), importance),
+        loss=torch.tensor(loss or [1.0] * count),
+        seeds=tuple(range(count)),
+    )
+
+
+def test_an_output_holds_widget_picture_and_sentence():
+    figure = rs.figures.superposition.toy_features(models(polygon(5)))
+    bundle, metadata = plain(still=figure, sentence="A pentagon.")._repr_mimebundle_()
+    assert bundle["text/plain"] == "A pentagon."
+    assert len(bundle[VIEW]["model_id"]) == 32
+    assert metadata["image/png"]["alt"] == "A pentagon."
+    picture = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
+    assert picture.size[0] > 100 and picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_a_widget_without_a_picture_leaves_its_sentence_and_no_address_of_an_object():
+    widget = plain()
+    bundle, _ = widget._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", VIEW}
+    assert repr(widget) == "S."
+    assert not callable(widget._ipython_display_)
+
+
+def test_an_output_holds_the_widget_with_colabs_versions_too(monkeypatch):
+    """ipywidgets 7 with anywidget 0.9 has no mime bundle to build on; IPython asks for ours."""
+    monkeypatch.delattr(anywidget.AnyWidget, "_repr_mimebundle_")
+    monkeypatch.delattr(ipywidgets.Widget, "_repr_mimebundle_")
+    bundle, metadata = plain()._repr_mimebundle_()
+    assert bundle["text/plain"] == "S." and len(bundle[VIEW]["model_id"]) == 32
+    assert metadata == {}
+
+
+def test_the_state_that_a_page_stores_holds_all_that_the_widget_needs():
+    state = plain(data={"a": [1, 2]}, label="Name").get_state()
+    assert state["data"] == {"a": [1, 2]} and state["label"] == "Name" and state["value"] == 0
+    assert state["_esm"] == SHIPPED.joinpath("widgets.js").read_text(encoding="utf-8")
+    assert state["_css"] == SHIPPED.joinpath("widgets.css").read_text(encoding="utf-8")
+    json.dumps(state["data"], allow_nan=False)
+
+
+def test_script_and_style_name_no_other_host():
+    for name in ("widgets.js", "widgets.css"):
+        text = SHIPPED.joinpath(name).read_text(encoding="utf-8")
+        addresses = set(re.findall(r"\w+://[^\s\"')]+|@import|url\(", text))
+        assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, never asked for
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data": {"x": "y" * MAX_BYTES}}, "at most 150,000"),
+        ({"data": {"x": float("nan")}}, "no JSON"),
+        ({"data": {"x": torch.ones(1)}}, "no JSON"),
+        ({"label": " "}, "read aloud"),
+        ({"sentence": ""}, "read aloud"),
+    ],
+)
+def test_a_widget_that_would_not_travel_or_not_speak_is_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        plain(**change)
+
+
+def test_the_packing_figure_tells_every_frame_in_words_and_numbers():
+    toys = train_toys(
+        features=5,
+        hidden=2,
+        sparsity=[0.0, 0.0, 0.9, 0.9],
+        importance=0.9,
+        recipe=ToyRecipe(steps=1500),
+    )
+    widget = rs.widgets.packing(toys, size=2, pictured=[0.0, 0.9])
+    first, last = widget.data["frames"]
+    assert first["sentence"] == (
+        "At sparsity 0, each feature on 100 % of the time, two of five are kept, at a right angle "
+        "(2 of 2 seeds)."
+    )
+    assert "five of five are kept, as a pentagon" in last["sentence"]
+    assert first["kept"] == [True, True, False, False, False] and last["kept"] == [True] * 5
+    assert first["share"][:2] == pytest.approx([1, 1], abs=0.05)
+    assert last["share"] == pytest.approx([0.4] * 5, abs=0.05)
+    assert widget.data["importance"] == [1.0, 0.9, 0.81, 0.729, 0.656]
+    assert (first["label"], last["label"]) == ("0.00", "0.90")
+    assert repr(widget) == f"{first['sentence']} {last['sentence']}"
+
+
+def test_groups_follow_the_path_along_which_the_features_move_least():
+    start, turned = polygon(5), polygon(5, turn=1.0)
+    shuffled = turned[:, [0, 2, 4, 1, 3]]  # a pentagon too, in another order
+    toys = models(start, start, shuffled, turned, loss=[1.0, 1.0, 1.0, 1.01])
+    shown = toys.in_step(2)
+    assert shown.seeds[1] == 3 and float((shown.W[1] - shown.W[0]).abs().max()) < 1e-5
+    assert toys.in_step(2, tolerance=0.001).seeds[1] == 2
+
+
+def test_in_step_turns_the_first_model_as_aligned_does_and_refuses_uneven_groups():
+    toys = models(polygon(5, turn=0.4), polygon(5, turn=1.0))
+    assert float(toys.in_step(1).W[0, 0, 0].abs()) < 1e-6
+    with pytest.raises(ValueError, match="do not divide"):
+        toys.in_step(3)
+
+
+@pytest.mark.parametrize(
+    ("toys", "pictured", "said"),
+    [
+        (models(torch.ones(3, 5), torch.ones(3, 5)), [0.5], "3 hidden dimensions"),
+        (models(polygon(5), polygon(5), sparsity=[0.1, 0.5]), [0.1], "several sparsities"),
+        (models(polygon(5), polygon(5)), [0.4], "no model has the sparsity 0.4"),
+    ],
+)
+def test_models_that_are_no_path_over_sparsity_are_refused(toys, pictured, said):
+    with pytest.raises(ValueError, match=said):
+        rs.widgets.packing(toys, size=2, pictured=pictured)
+
+
+def test_a_prediction_box_knows_its_letters_and_says_its_options():
+    box = rs.widgets.predict("bus/B1", ["all of it", "half"], answer="b", question="What is left?")
+    assert box.data["options"] == {"a": "all of it", "b": "half"}
+    assert repr(box) == "What is left? (a) all of it, (b) half."
+    assert box.label == "Your prediction for B1"
+    assert (box.picked, box.compared) == ("", False)
+    lettered = rs.widgets.predict("bus/B1", {"x": "one", "y": "two"}, answer="y")
+    assert list(lettered.data["options"]) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "answer", "said"),
+    [
+        ("B1", ["one", "two"], "a", "chapter/claim"),
+        ("a/b/c", ["one", "two"], "a", "chapter/claim"),
+        ("bus/B1", ["one"], "a", "1 options"),
+        ("bus/B1", ["one", "two"], "c", r"\['a', 'b'\]"),
+    ],
+)
+def test_a_box_that_cannot_be_answered_is_refused(name, options, answer, said):
+    with pytest.raises(ValueError, match=said):
+        rs.widgets.predict(name, options, answer=answer)
+
+
+def test_a_list_of_predictions_needs_names():
+    shelf = rs.widgets.predictions("bus", ["B1", "B2"])
+    assert shelf.data["names"] == ["bus/B1", "bus/B2"]
+    with pytest.raises(ValueError, match="no claims"):
+        rs.widgets.predictions("bus", [])
+
+
+def colours(block: str) -> dict[str, str]:
+    return dict(re.findall(r"--rs-([\w-]+): (#\w{6});", block))
+
+
+def contrast(one: str, other: str) -> float:
+    def luminance(colour):
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_the_stylesheet_has_the_colours_of_the_book_and_they_can_be_told_from_the_ground(theme):
+    blocks = re.findall(
+        r"\{(\s+--rs-ground.*?)\}", SHIPPED.joinpath("widgets.css").read_text(), re.S
+    )
+    assert len(blocks) == 2
+    found = colours(blocks[theme])
+    for name, colour in (PALETTE, PALETTE_DARK)[theme].items():
+        assert found[name.replace(" ", "-")] == colour
+    assert contrast(found["ink"], found["ground"]) >= 7
+    for name in ("stream", "attn", "mlp", "embed", "other"):  # what widgets draw lines with
+        assert contrast(found[name], found["ground"]) >= 3, name

@@ -1,0 +1,289 @@
+"""Widgets on a page with no kernel: they answer keys, pointer and touch, and say what they show.
+
+The page is a small book of one notebook, built with the site's own extension and script.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from ipywidgets.embed import embed_data
+
+import residual_stream as rs
+from residual_stream.superposition import ToyRecipe, train_toys
+from test_site import PATIENCE, VIEWS, browser, open_view, served  # noqa: F401
+
+ROOT = Path(__file__).resolve().parent.parent
+STATE = "application/vnd.jupyter.widget-state+json"
+CONF = """
+import sys
+sys.path.insert(0, {extensions!r})
+extensions = ["myst_nb", "still_widgets", "quiet_pages"]
+html_theme = "sphinx_book_theme"
+html_static_path = [{static!r}]
+html_css_files = ["book.css"]
+html_favicon = {favicon!r}
+html_context = {{"default_mode": "auto"}}
+html_theme_options = {{"navbar_persistent": []}}
+nb_execution_mode = "off"
+nb_ipywidgets_js = {{"static_widgets.js": {{}}}}
+"""
+ALT = "Two panels: two arrows at a right angle, then five arrows as a pentagon, in a circle."
+
+
+def widgets():
+    toys = train_toys(
+        features=5,
+        hidden=2,
+        sparsity=[0.0, 0.0, 0.5, 0.5, 0.9, 0.9],
+        importance=0.9,
+        recipe=ToyRecipe(steps=1000),
+    )
+    options = ["all of it", "about 71 %", "half"]
+    return [
+        rs.widgets.packing(toys, size=2, pictured=[0.0, 0.9]),
+        rs.widgets.predict("small/S2", options, answer="b"),
+        rs.widgets.predict("small/S5", options, answer="a", question="What is left?"),
+        rs.widgets.predictions("small", ["S2", "S5"]),
+    ]
+
+
+def notebook(shown) -> nbformat.NotebookNode:
+    """A notebook as an executed one is: outputs in the cells, states in its metadata."""
+    make = nbformat.v4
+    cells = [make.new_markdown_cell("# Widgets\n\n## One\n\nA page.")]
+    for count, widget in enumerate(shown, start=1):
+        data, metadata = widget._repr_mimebundle_()
+        output = make.new_output("execute_result", data, metadata=metadata, execution_count=count)
+        cells.append(make.new_code_cell("widget", outputs=[output], execution_count=count))
+    cells[1].metadata["mystnb"] = {
+        "image": {"alt": ALT},
+        "figure": {"caption": "The rarer, the more.", "name": "fig-packing"},
+    }
+    book = make.new_notebook(cells=cells)
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    book.metadata["language_info"] = {"name": "python"}
+    state = embed_data(shown, drop_defaults=False)["manager_state"]
+    book.metadata["widgets"] = nbformat.from_dict({STATE: json.loads(json.dumps(state))})
+    return book
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The folder of the small book."""
+    folder = tmp_path_factory.mktemp("widgets")
+    static = ROOT / "book" / "_static"
+    places = {
+        "extensions": str(ROOT / "book" / "_ext"),
+        "static": str(static),
+        "favicon": str(static / "favicon.svg"),
+    }
+    (folder / "conf.py").write_text(CONF.format(**places))
+    nbformat.write(notebook(widgets()), folder / "index.ipynb")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-n", "--keep-going", folder]
+    done = subprocess.run([*command, folder / "out"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "out"
+
+
+@pytest.fixture
+def opened(browser, served, request):  # noqa: F811
+    """A function that opens the page in a view and checks, at the end, that nothing went wrong."""
+    pages = []
+
+    def open_page(view="light"):
+        page, troubles = open_view(browser, served, view)
+        page.set_default_timeout(PATIENCE)
+        page.goto(f"{served}/index.html", wait_until="networkidle")
+        page.wait_for_function("document.querySelectorAll('.rs-widget').length === 4")
+        pages.append((page, troubles))
+        return page
+
+    yield open_page
+    said = [trouble for _, troubles in pages for trouble in troubles]
+    for page, _ in pages:
+        page.context.close()
+    assert said == []
+
+
+def says(page, widget=0):
+    return page.locator(".rs-widget").nth(widget).locator(".rs-says").inner_text()
+
+
+def arrow(page, index):
+    """Where a feature's arrow ends, once it has stopped moving."""
+    page.wait_for_timeout(400)
+    dot = page.locator(".rs-arrow circle").nth(index)
+    return tuple(round(float(dot.get_attribute(name)), 1) for name in ("cx", "cy"))
+
+
+def test_the_slider_answers_keys_and_says_what_it_shows(opened):
+    page = opened()
+    assert "two of five are kept, at a right angle" in says(page)
+    slider = page.get_by_role("slider", name="Sparsity S")
+    assert slider.get_attribute("aria-valuetext") == "0.00"
+    before = arrow(page, 4)
+    slider.focus()
+    page.keyboard.press("End")
+    assert "five of five are kept, as a pentagon" in says(page)
+    assert slider.get_attribute("aria-valuetext") == "0.90"
+    after = arrow(page, 4)
+    assert before != after and sum(x * x for x in after) ** 0.5 == pytest.approx(1.1, abs=0.15)
+    page.keyboard.press("ArrowLeft")
+    assert "four of five are kept, in two antipodal pairs" in says(page)
+
+
+def test_the_slider_answers_the_pointer(opened):
+    page = opened()
+    box = page.get_by_role("slider").bounding_box()
+    page.mouse.move(box["x"] + 10, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 3, box["y"] + box["height"] / 2, steps=5)
+    page.mouse.up()
+    assert "as a pentagon" in says(page)
+
+
+def test_what_is_said_is_announced_and_the_picture_is_not_read_out(opened):
+    page = opened()
+    figure = page.get_by_role("group", name="Features in a plane, over sparsity")
+    assert figure.get_by_role("status").inner_text() == says(page)
+    assert page.locator(".rs-plane").get_attribute("aria-hidden") == "true"
+    headers = figure.get_by_role("columnheader").all_inner_texts()
+    assert headers == ["feature", "importance", "dimensions it has to itself"]
+    assert figure.get_by_role("rowheader").all_inner_texts() == ["1", "2", "3", "4", "5"]
+
+
+def test_who_wants_no_motion_sees_none(browser, served):  # noqa: F811
+    page = browser.new_context(reduced_motion="reduce").new_page()
+    page.goto(f"{served}/index.html", wait_until="networkidle")
+    page.get_by_role("slider").press("End")
+    ends = "[...document.querySelectorAll('.rs-arrow circle')].map(c => c.getAttribute('cx'))"
+    at_once = page.evaluate(ends)
+    page.wait_for_timeout(400)
+    assert page.evaluate(ends) == at_once
+    page.context.close()
+
+
+def test_a_widget_that_runs_hides_its_still_picture(opened):
+    page = opened()
+    assert page.locator(".rs-still").count() == 4
+    assert not any(still.is_visible() for still in page.locator(".rs-still").all())
+    assert page.locator("figure#fig-packing figcaption").is_visible()
+
+
+def test_without_scripts_there_are_picture_and_sentence(browser, served):  # noqa: F811
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto(f"{served}/index.html")
+    picture = page.locator("figure#fig-packing img")
+    assert picture.is_visible() and picture.get_attribute("alt") == ALT
+    sentences = page.locator(".rs-still-text")
+    assert sentences.count() == 4 and all(one.is_visible() for one in sentences.all())
+    assert "five of five are kept, as a pentagon" in sentences.nth(0).inner_text()
+    assert "(b) about 71 %" in sentences.nth(1).inner_text()
+    page.context.close()
+
+
+def test_a_widget_that_cannot_start_leaves_the_picture(browser, served, site):  # noqa: F811
+    text = (site / "index.html").read_text(encoding="utf-8")
+    (site / "broken.html").write_text(
+        text.replace('\\"kind\\": \\"packing', '\\"kind\\": \\"no').replace(
+            '"kind": "packing"', '"kind": "no"'
+        )
+    )
+    page = browser.new_page()
+    page.goto(f"{served}/broken.html", wait_until="networkidle")
+    page.wait_for_function("document.querySelectorAll('.rs-widget').length === 3")
+    assert page.locator("figure#fig-packing img").is_visible()
+    page.close()
+
+
+def test_a_prediction_is_picked_kept_compared_and_forgotten(opened):
+    page = opened()
+    box = page.get_by_role("group", name="Your prediction for S2")
+    assert "Pick one before you read on" in says(page, 1)
+    assert box.get_by_role("button").count() == 0
+    box.get_by_role("radio", name="(c) half").check()
+    assert "You predict (c) half." in says(page, 1)
+    page.reload(wait_until="networkidle")
+    assert "You predict (c) half." in says(page, 1)
+    box.get_by_role("button", name="Compare with the result").click()
+    assert says(page, 1) == "You predicted (c) half. It came out as (b) about 71 %."
+    assert box.get_by_role("radio", name="(a) all of it").is_disabled()
+    page.reload(wait_until="networkidle")
+    assert "It came out as (b) about 71 %." in says(page, 1)
+    box.get_by_role("button", name="Forget my answer").click()
+    assert "Pick one before you read on" in says(page, 1)
+    page.reload(wait_until="networkidle")
+    assert "Pick one before you read on" in says(page, 1)
+
+
+def test_a_prediction_is_made_with_the_keyboard_alone(opened):
+    page = opened()
+    first = page.get_by_role("group", name="Your prediction for S5").get_by_role("radio").first
+    first.focus()
+    page.keyboard.press("Space")
+    assert "You predict (a) all of it." in says(page, 2)
+    page.keyboard.press("ArrowDown")
+    assert "You predict (b) about 71 %." in says(page, 2)
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert says(page, 2) == "You predicted (a) all of it, and so it came out."
+    focused = page.evaluate("document.activeElement.textContent")
+    assert focused == "Forget my answer"  # not lost with the button that went away
+
+
+def test_one_looks_back_at_what_was_predicted(opened):
+    page = opened()
+    assert "You have not predicted anything" in says(page, 3)
+    page.get_by_role("radio", name="(c) half").first.check()
+    page.get_by_role("radio", name="(a) all of it").nth(1).check()
+    page.get_by_role("button", name="Compare with the result").nth(1).click()
+    assert says(page, 3) == "You made 2 of 2 predictions; of 1 compared, 1 came out."
+    assert page.locator(".rs-list li").all_inner_texts() == [
+        "S2: you predict half; not compared yet.",
+        "S5: you predicted all of it, and so it came out.",
+    ]
+
+
+def test_a_browser_that_keeps_nothing_still_takes_a_prediction(browser, served):  # noqa: F811
+    page = browser.new_page()
+    page.add_init_script(
+        "Object.defineProperty(window, 'localStorage', {get() { throw new Error('blocked'); }})"
+    )
+    page.goto(f"{served}/index.html", wait_until="networkidle")
+    page.get_by_role("radio", name="(c) half").first.check()
+    assert "You predict (c) half." in says(page, 1)
+    page.get_by_role("button", name="Compare with the result").click()
+    assert "It came out as (b) about 71 %." in says(page, 1)
+    page.close()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_widgets_fit_the_page_and_take_its_theme(opened, view):
+    page = opened(view)
+    over = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    assert over <= 1
+    ground = page.evaluate("getComputedStyle(document.querySelector('.rs-widget')).backgroundColor")
+    dark = VIEWS[view]["color_scheme"] == "dark"
+    assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) == dark
+    for target in page.locator(".rs-widget :is(input[type=range], .rs-choice, button)").all():
+        if target.is_visible():
+            assert target.bounding_box()["height"] >= 43  # a finger finds it
+
+
+def test_a_finger_moves_the_slider(browser, served):  # noqa: F811
+    page = browser.new_context(**VIEWS["phone"], has_touch=True).new_page()
+    page.goto(f"{served}/index.html", wait_until="networkidle")
+    slider = page.get_by_role("slider")
+    slider.scroll_into_view_if_needed()
+    box = slider.bounding_box()
+    page.touchscreen.tap(box["x"] + box["width"] - 5, box["y"] + box["height"] / 2)
+    assert "as a pentagon" in says(page)
+    page.context.close()
