@@ -87,8 +87,9 @@ def test_a_stretch_of_blocks_equals_the_full_run_to_the_bit(name):
     model = random_model(name)
     entering = {}
     hooks = [(f"blocks.{i}.hook_in", lambda v, hook, i=i: entering.update({i: v})) for i in (0, 1)]
-    with torch.no_grad(), model.hooks(fwd_hooks=hooks):
+    with model.hooks(fwd_hooks=hooks):
         top = run_to_top(model, TOKENS)
+    with torch.no_grad():
         assert torch.equal(run_blocks(model, entering[0], 0, 1), entering[1])
         assert torch.equal(run_blocks(model, entering[1], 1, 2), top)
         assert torch.equal(run_blocks(model, entering[0], 0, 2), top)

@@ -20,7 +20,7 @@ def test_it_has_the_same_shapes_and_other_weights():
         assert old.shape == new.shape
         assert name.endswith("norm.weight") or not torch.equal(old, new)
     std = fresh.original_model.config.initializer_range
-    assert float(fresh.blocks[0].mlp.W_out.std()) == pytest.approx(std, rel=0.2)
+    assert float(fresh.blocks[0].mlp.W_out.detach().std()) == pytest.approx(std, rel=0.2)
     assert bool((fresh.ln_final.weight == 1).all()) and not fresh.original_model.training
 
 

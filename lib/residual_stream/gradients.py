@@ -290,12 +290,21 @@ def _sweep(
 
 
 def _branches(wiring: Wiring, unit: str, caller: str) -> dict[int, list[tuple[str, ...]]]:
-    """The hook points of every block's writes, in order."""
+    """The hook points of every block's branches, in order; parallel branches together."""
     if unit not in _UNITS:
         raise ValueError(f"{caller}: unit = {unit!r} is not known; pass 'sublayer' or 'layer'")
+    if wiring.norms:
+        raise ValueError(
+            f"{caller}: the stream of this model goes through norms ({wiring.norms[0].module} is "
+            "the first), so no path through it is the identity"
+        )
     found: dict[int, list[tuple[str, ...]]] = {}
     for write in wiring.block_writes:
         found.setdefault(write.layer, []).append(write.hooks)
+    for layer, writes in found.items():
+        # Two writes that read the same stream are one step: no path goes through both.
+        if len({read.writes_before for read in wiring.reads if read.layer == layer}) < len(writes):
+            found[layer] = [tuple(point for write in writes for point in write)]
     return found
 
 
