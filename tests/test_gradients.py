@@ -30,6 +30,8 @@ def test_the_parts_add_up_to_autograds_gradient(name, unit):
     assert parts.error < 1e-8
     assert torch.allclose(parts.shares.sum(0), torch.ones(2, 4, dtype=torch.float64), atol=1e-8)
     assert bool((parts.norms[-1] > 0).all())
+    assert torch.allclose(parts.descent[-1], parts.cancellation)
+    assert bool((parts.descent[0] == 1).all()) and len(parts.descent) == len(parts.values)
 
 
 def test_every_single_path_is_listed_and_sorts_into_the_lengths():

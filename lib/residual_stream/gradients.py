@@ -82,11 +82,14 @@ class PathGradients:
             position but the last, which predicts nothing.
         direct: The same gradient by autograd, in one backward pass.
         unit: ``"sublayer"`` or ``"layer"``: what counts as one branch.
+        descent: ``cancellation`` of the gradient at the top, then behind every branch on the way
+            down; the last is the row's.
     """
 
     values: Float[Tensor, "length batch pos d_model"]
     direct: Float[Tensor, "batch pos d_model"]
     unit: str
+    descent: Float[Tensor, "branch batch pos"]
 
     @property
     def norms(self) -> Float[Tensor, "length batch pos"]:
@@ -210,13 +213,19 @@ def gradient_by_path_length(
         (9, True)
     """
 
+    descent: list[Tensor] = []
+
     def one_longer(state: Tensor, through: Tensor) -> Tensor:
         none = torch.zeros_like(state[:1])
-        return torch.cat([state, none]) + torch.cat([none, through])
+        longer = torch.cat([state, none]) + torch.cat([none, through])
+        parts = longer[:, :, :-1].norm(dim=-1).sum(0)
+        descent.append(parts / longer[:, :, :-1].sum(0).norm(dim=-1))
+        return longer
 
     with Float64Throughout():
         values = _sweep(model, text, unit, one_longer, "gradient_by_path_length")
-    return PathGradients(values, stream_gradients(model, text).values[0], unit)
+    steps = torch.stack([torch.ones_like(descent[0]), *descent])
+    return PathGradients(values, stream_gradients(model, text).values[0], unit, steps)
 
 
 def gradient_of_every_path(
