@@ -7,7 +7,7 @@ import torch
 
 import residual_stream as rs
 from handmade import random_model
-from residual_stream.rerun import rerun_from, run_to_top, skipped_blocks
+from residual_stream.rerun import rerun_from, run_blocks, run_to_top, skipped_blocks
 from residual_stream.stream import record
 
 TOKENS = torch.tensor([[1, 5, 9, 2, 4], [7, 7, 3, 11, 0]])
@@ -80,3 +80,31 @@ def test_a_layer_out_of_range_is_refused():
 def test_the_real_model_goes_on_to_the_bit_from_the_middle(smollm2):
     stream = record(smollm2, "The ferry was late again, so Mara sat on the sea wall.")
     assert torch.equal(rerun_from(smollm2, stream.after("14_mlp_out"), 15), stream.top)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "gemma2", "cohere"])
+def test_a_stretch_of_blocks_equals_the_full_run_to_the_bit(name):
+    model = random_model(name)
+    entering = {}
+    hooks = [(f"blocks.{i}.hook_in", lambda v, hook, i=i: entering.update({i: v})) for i in (0, 1)]
+    with model.hooks(fwd_hooks=hooks):
+        top = run_to_top(model, TOKENS)
+    with torch.no_grad():
+        assert torch.equal(run_blocks(model, entering[0], 0, 1), entering[1])
+        assert torch.equal(run_blocks(model, entering[1], 1, 2), top)
+        assert torch.equal(run_blocks(model, entering[0], 0, 2), top)
+        assert torch.equal(run_blocks(model, entering[0], 1, 1), entering[0])
+
+
+def test_a_stretch_of_blocks_can_be_differentiated():
+    model = random_model("llama")
+    stream = record(model, TOKENS)
+    for stop in (1, 2):
+        leaf = stream.after("embed").requires_grad_()
+        run_blocks(model, leaf, 0, stop).sum().backward()
+        assert float(leaf.grad.abs().sum()) > 0
+
+
+def test_a_stretch_out_of_range_is_refused():
+    with pytest.raises(ValueError, match="run_blocks: blocks 1 to 3 are out of range"):
+        run_blocks(random_model("gpt2"), torch.zeros(1, 4, 16), 1, 3)

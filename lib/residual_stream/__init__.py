@@ -27,26 +27,43 @@ from .ablation import ablate_heads, self_repair
 from .attribution import Attribution, logit_attribution
 from .audit import Audit, LedgerError
 from .composition import composes, composition_baseline, composition_pairs, composition_scores
+from .deletion import Departure, delete_layers, reorder_layers
+from .gradients import (
+    PathGradients,
+    StreamGradients,
+    gradient_by_path_length,
+    gradient_of_every_path,
+    stream_gradients,
+)
 from .heads import copying_scores, head_scores, ov_eigenvalues, repeated_random_tokens
+from .jacobian import BlockJacobian, block_jacobian
 from .lens import lens_by_depth
 from .models import available, checkpoints, load
+from .paths import PathExpansion, expand_paths
 from .readout import Readout, ReadoutError, own_logits, read_readout
-from .rerun import rerun_from, run_to_top, skipped_blocks
+from .rerun import rerun_from, run_blocks, run_to_top, skipped_blocks
 from .stream import ResidualStream, record
+from .untrained import untrained
 from .wiring import Wiring, WiringError, read_wiring
 
 __all__ = [
     "Attribution",
     "Audit",
+    "BlockJacobian",
+    "Departure",
     "LedgerError",
+    "PathExpansion",
+    "PathGradients",
     "Readout",
     "ReadoutError",
     "ResidualStream",
+    "StreamGradients",
     "Wiring",
     "WiringError",
     "ablate_heads",
     "arrangements",
     "available",
+    "block_jacobian",
     "cancellation",
     "checkpoints",
     "composes",
@@ -55,9 +72,13 @@ __all__ = [
     "composition_scores",
     "coordinates",
     "copying_scores",
+    "delete_layers",
     "directions",
     "divisor",
+    "expand_paths",
     "figures",
+    "gradient_by_path_length",
+    "gradient_of_every_path",
     "head_scores",
     "lens_by_depth",
     "load",
@@ -69,16 +90,20 @@ __all__ = [
     "read_readout",
     "read_wiring",
     "record",
+    "reorder_layers",
     "repeated_random_tokens",
     "report",
     "rerun_from",
     "rotation",
+    "run_blocks",
     "run_to_top",
     "self_repair",
     "skipped_blocks",
+    "stream_gradients",
     "subspaces",
     "superposition",
     "texts",
+    "untrained",
     "widgets",
 ]
 __version__ = "0.1.0"

@@ -1,0 +1,77 @@
+"""The Jacobian of a block is the identity plus the branch's, and is exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from handmade import random_model
+from residual_stream.jacobian import BlockJacobian, block_jacobian
+from residual_stream.precision import Float64Throughout
+from residual_stream.rerun import run_blocks
+from residual_stream.stream import record
+
+TOKENS = torch.tensor([[1, 5, 9, 2, 4]])
+
+
+def entering(model, layer):
+    stream = record(model, TOKENS)
+    before = sum(write.layer < layer for write in stream.wiring.writes)
+    return stream.after(before - 1)[0]
+
+
+@pytest.mark.parametrize("position", [0, 2, -1])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "neox", "gemma2"])
+def test_the_jacobian_is_the_slope_of_the_block(name, position):
+    model = random_model(name, dtype=torch.float64)
+    x = entering(model, 1)
+    with Float64Throughout():
+        got = block_jacobian(model, x, 1, position=position)
+        step = 1e-6
+        for coordinate in (0, 7):
+            nudge = torch.zeros_like(x)
+            nudge[position, coordinate] = step
+            with torch.no_grad():
+                up = run_blocks(model, (x + nudge)[None], 1, 2)[0, position]
+                down = run_blocks(model, (x - nudge)[None], 1, 2)[0, position]
+            slope = (up - down) / (2 * step)
+            assert torch.allclose(got.matrix[:, coordinate], slope, atol=1e-6)
+
+
+def test_a_block_that_writes_nothing_is_the_identity():
+    model = random_model("llama")
+    with torch.no_grad():
+        model.original_model.model.layers[0].self_attn.o_proj.weight.zero_()
+        model.original_model.model.layers[0].mlp.down_proj.weight.zero_()
+    got = block_jacobian(model, entering(model, 0), 0)
+    assert torch.equal(got.matrix, torch.eye(16))
+    assert got.alignment == pytest.approx(1.0) and got.branch_size == 0.0
+    assert torch.allclose(got.singular_values, torch.ones(16))
+
+
+def test_the_branch_shrinks_as_the_stream_grows():
+    model = random_model("llama")
+    with torch.no_grad():  # attention alone: the MLP would read another mixture of x and its write
+        model.original_model.model.layers[1].mlp.down_proj.weight.zero_()
+    x = entering(model, 1)
+    small = block_jacobian(model, x, 1).branch_size
+    large = block_jacobian(model, 1000 * x, 1).branch_size
+    assert large == pytest.approx(small / 1000, rel=0.01)
+
+
+def test_the_alignment_of_an_unrelated_branch_is_known():
+    torch.manual_seed(0)
+    matrix = torch.eye(400) + torch.randn(400, 400) / 20  # a branch of size 1
+    got = BlockJacobian(0, 0, matrix)
+    assert got.branch_size == pytest.approx(1.0, abs=0.02)
+    assert got.alignment == pytest.approx(2**-0.5, abs=0.02)
+    assert repr(got).startswith("BlockJacobian(block 0 at position 0: cosine with the identity 0.7")
+
+
+def test_wrong_questions_are_refused():
+    model = random_model("gpt2")
+    x = entering(model, 0)
+    with pytest.raises(IndexError, match="block_jacobian: position 5 is outside the text"):
+        block_jacobian(model, x, 0, position=5)
+    with pytest.raises(ValueError, match="block 2 does not exist; the model has 2"):
+        block_jacobian(model, x, 2)
