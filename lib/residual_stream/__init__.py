@@ -30,6 +30,8 @@ from .composition import composes, composition_baseline, composition_pairs, comp
 from .heads import copying_scores, head_scores, ov_eigenvalues, repeated_random_tokens
 from .lens import lens_by_depth
 from .models import available, checkpoints, load
+from .probe import probe
+from .probe_story import Probe
 from .readout import Readout, ReadoutError, own_logits, read_readout
 from .rerun import rerun_from, run_to_top, skipped_blocks
 from .stream import ResidualStream, record
@@ -39,6 +41,7 @@ __all__ = [
     "Attribution",
     "Audit",
     "LedgerError",
+    "Probe",
     "Readout",
     "ReadoutError",
     "ResidualStream",
@@ -66,6 +69,7 @@ __all__ = [
     "own_logits",
     "packing",
     "pairs",
+    "probe",
     "read_readout",
     "read_wiring",
     "record",

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 import torch
@@ -131,6 +132,23 @@ class Audit:
             [(b.name, b.layer, b.error, b.scale) for b in (*self.blocks, *self.reads)],
             columns=["stage", "layer", "error", "largest write"],
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The three checks and the open stages, as strings, numbers and lists for JSON."""
+        return {
+            "ok": self.ok,
+            "verdict": self.verdict,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "replay_error": self.replay_error,
+            "sum_error": self.sum_error,
+            "bound": self.bound,
+            "within_bound": self.within_bound,
+            "stages": len(self.blocks),
+            "stages_closed": sum(block.ok for block in self.blocks),
+            "readings": len(self.reads),
+            "readings_as_recorded": sum(block.ok for block in self.reads),
+            "open": [asdict(block) | {"verdict": block.verdict} for block in self.open_blocks],
+        }
 
     def _rows(self) -> list[tuple[str, str, str]]:
         closed, agree = (sum(b.ok for b in them) for them in (self.blocks, self.reads))
