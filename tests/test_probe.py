@@ -168,7 +168,7 @@ def test_numbers_that_json_lacks_become_none(story):
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "said"),
     [
-        ((["one two", "two one"],), {}, ValueError, "got 2 texts"),
+        (([[1, 2], [3, 4]],), {}, ValueError, "got 2 texts"),
         (("In the beginning",), {"position": 99}, IndexError, "position 99 is outside"),
         (("In the beginning",), {"position": True}, TypeError, "position is a bool"),
         (("",), {}, ValueError, "the text is empty"),

@@ -150,7 +150,8 @@ class Audit:
             "open": [asdict(block) | {"verdict": block.verdict} for block in self.open_blocks],
         }
 
-    def _rows(self) -> list[tuple[str, str, str]]:
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return the checks of the table: what, measured, required."""
         closed, agree = (sum(b.ok for b in them) for them in (self.blocks, self.reads))
         dtype = str(self.dtype).removeprefix("torch.")
         return [
@@ -162,7 +163,7 @@ class Audit:
 
     def __str__(self) -> str:
         """The three checks as a table, and the verdict."""
-        rows = [("check", "measured", "required"), *self._rows()]
+        rows = [("check", "measured", "required"), *self.rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
                  for row in rows]  # fmt: skip
@@ -171,7 +172,7 @@ class Audit:
     __repr__ = __str__
 
     def _repr_markdown_(self) -> str:
-        rows = "\n".join(f"| {a} | {b} | {c} |" for a, b, c in self._rows())
+        rows = "\n".join(f"| {a} | {b} | {c} |" for a, b, c in self.rows())
         return f"| check | measured | required |\n|---|---|---|\n{rows}\n\n{self.verdict}"
 
 

@@ -93,7 +93,8 @@ def probe(
     split = logit_attribution(stream, aim, unit="layer", position=at)
     entering, tops = _without_each(stream, at, progress=progress)
     here = at_position(stream, at)
-    row_lens = int(_logits(model, readout, entering[0]).argmax())
+    of_row = _logits(model, readout, entering[0])
+    first, second = logits.topk(2).values.tolist()
     return Probe(
         model=str(getattr(model.cfg, "model_name", type(model).__name__)),
         tokens=tuple(_word(model, int(token)) for token in tokens[0]),
@@ -101,6 +102,7 @@ def probe(
         predicted=_word(model, predicted),
         predicted_id=predicted,
         probability=float(logits.softmax(-1)[predicted]),
+        lead=first - second,
         target=_word(model, aim),
         target_id=aim,
         logit=float(split.logit),
@@ -108,7 +110,8 @@ def probe(
         bias_share=_share(split, len(model.blocks)),
         remainder=float(split.remainder),
         row_norm=float(entering[0].float().norm()),
-        row_lens=_word(model, row_lens),
+        row_lens=_word(model, int(of_row.argmax())),
+        row_lens_kl=float(_kl(logits, of_row[None])),
         layers=tuple(_layers(here, split, entering, tops, readout)),
         sum=_summed(here, readout),
         audit=stream.audit(),

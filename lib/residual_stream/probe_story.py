@@ -14,6 +14,9 @@ from .cancellation import Cancellations
 from .report import listing, number, percent
 from .stream import ResidualStream
 
+#: The columns of the table.
+HEAD = ["layer", "update", "÷ row", "÷ stream", "share", "without it", "margin", "lens after it"]
+
 
 @dataclass(frozen=True)
 class LayerStory:
@@ -82,6 +85,7 @@ class Probe:
         predicted: The model's own prediction there.
         predicted_id: Its id.
         probability: Its probability.
+        lead: Its logit over its best rival's.
         target: The token whose logit is split.
         target_id: Its id.
         logit: That logit, from the vocabulary's mean and before any soft-cap.
@@ -91,6 +95,7 @@ class Probe:
         row_norm: ‖row‖: the stream before the first layer, positions included where a model adds
             them.
         row_lens: What the lens reads off the row.
+        row_lens_kl: KL(top ‖ lens of the row), in nats.
         layers: Every layer's part.
         sum: The row plus the updates, beside the model's own top.
         audit: The ledger's audit, over all positions.
@@ -105,6 +110,7 @@ class Probe:
     predicted: str
     predicted_id: int
     probability: float
+    lead: float
     target: str
     target_id: int
     logit: float
@@ -113,6 +119,7 @@ class Probe:
     remainder: float
     row_norm: float
     row_lens: str
+    row_lens_kl: float
     layers: tuple[LayerStory, ...]
     sum: Summed
     audit: Audit
@@ -156,15 +163,20 @@ class Probe:
             f"{self.model} predicts {self.predicted!r} after {self.tokens[self.position]!r}, with "
             f"probability {number(self.probability, 2)}; {self.audit.verdict}.",
             f"Added in float32 the row and the {n_layers} updates land within "
-            f"{number(sums.error, 2)} of the model's own top ({number(sums.error / sums.step, 2)} "
-            f"rounding steps of its largest number, {number(sums.largest)}), and predict "
+            f"{number(sums.error, 2)} of the model's own top, {number(sums.error / sums.step, 2)} "
+            f"× the rounding step at its largest number ({number(sums.largest)}), and predict "
             f"{'the same' if sums.same_prediction else 'another'} token.",
             f"The largest update beside the stream it joins is layer {first.layer}'s: "
             f"{number(first.of_stream, 2)} times as long.",
             f"Without one layer the prediction stays for {self.kept} of {n_layers}"
             + (f"; it changes without {_layers(self.breaking)}." if self.breaking else "."),
             f"Of the logit of {self.target!r}, {number(self.logit)} from the vocabulary's mean, "
-            f"layers {late} to {n_layers - 1} write {percent(self.last_third)}.",
+            + (
+                f"layers {late} to {n_layers - 1} write "
+                if late < n_layers - 1
+                else f"layer {late} writes "
+            )
+            + f"{percent(self.last_third)}.",
         ]
         if len(self.cancellations):
             best = self.cancellations[0]
@@ -192,9 +204,9 @@ class Probe:
         plain = {
             name: getattr(self, name)
             for name in (
-                "model", "position", "predicted", "predicted_id", "probability", "target",
+                "model", "position", "predicted", "predicted_id", "probability", "lead", "target",
                 "target_id", "logit", "row_share", "bias_share", "remainder", "row_norm",
-                "row_lens", "kept", "last_third", "settled",
+                "row_lens", "row_lens_kl", "kept", "last_third", "settled",
             )
         }  # fmt: skip
         return _finite(
@@ -210,7 +222,8 @@ class Probe:
             }
         )
 
-    def _rows(self) -> list[list[str]]:
+    def rows(self) -> list[list[str]]:
+        """Return the rows of the table, under the columns ``HEAD``."""
         share = _signed(self.row_share)
         rows = [["row", number(self.row_norm), "", "", share, "", "", repr(self.row_lens)]]
         for layer in self.layers:
@@ -241,21 +254,18 @@ class Probe:
 
     def __str__(self) -> str:
         """The story as a table, and in sentences."""
-        rows = [_HEAD, *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+        rows = [HEAD, *self.rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
         lines = [_line(row, widths) for row in rows]
         told = [f"• {sentence}" for sentence in self.findings()]
         return "\n".join([f"text: {''.join(self.tokens)!r}", *lines, "", *told])
 
     def _repr_markdown_(self) -> str:
-        rows = [[_cell(cell) for cell in row] for row in [_HEAD, *self._rows()]]
+        rows = [[_cell(cell) for cell in row] for row in [HEAD, *self.rows()]]
         rule = ["---", *["--:"] * 4, "---", "--:", "---"]
         table = "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], rule, *rows[1:]])
         told = "\n".join(f"- {_cell(sentence)}" for sentence in self.findings())
         return f"{table}\n\n{told}"
-
-
-_HEAD = ["layer", "update", "÷ row", "÷ stream", "share", "without it", "margin", "lens after it"]
 
 
 def _layers(layers: tuple[LayerStory, ...], at_most: int = 3) -> str:
