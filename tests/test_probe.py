@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import residual_stream as rs
-from architectures import CONFIGS, POST_LN, TOKENS, random_model
+from residual_stream.architectures import CONFIGS, TOKENS, random_model
 from residual_stream.deletion import delete_layers
 from residual_stream.probe import at_position
 
 TEXT = "In the beginning God created the heaven and the"
-READ_OUT = [name for name in CONFIGS if name not in POST_LN]
+READ_OUT = [name for name in CONFIGS if name != "bert"]  # which predicts no next token
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -213,3 +213,8 @@ def test_the_real_models_story(smollm2):
     assert len(story.layers) == 30 and story.audit.ok
     assert not story.layers[0].kept and story.layers[0].of_row > 5
     assert 0 < story.kept < 30
+
+
+def test_a_model_that_reads_out_another_way_is_refused():
+    with pytest.raises(rs.ReadoutError, match="BertForMaskedLM"):
+        rs.probe(random_model("bert"), TOKENS[0])
