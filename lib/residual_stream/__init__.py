@@ -40,6 +40,8 @@ from .jacobian import BlockJacobian, block_jacobian
 from .lens import lens_by_depth
 from .models import available, checkpoints, load
 from .paths import PathExpansion, expand_paths
+from .probe import probe
+from .probe_story import Probe
 from .readout import Readout, ReadoutError, own_logits, read_readout
 from .rerun import rerun_from, run_blocks, run_to_top, skipped_blocks
 from .stream import ResidualStream, record
@@ -54,6 +56,7 @@ __all__ = [
     "LedgerError",
     "PathExpansion",
     "PathGradients",
+    "Probe",
     "Readout",
     "ReadoutError",
     "ResidualStream",
@@ -87,6 +90,7 @@ __all__ = [
     "own_logits",
     "packing",
     "pairs",
+    "probe",
     "read_readout",
     "read_wiring",
     "record",

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 import torch
@@ -132,7 +133,25 @@ class Audit:
             columns=["stage", "layer", "error", "largest write"],
         )
 
-    def _rows(self) -> list[tuple[str, str, str]]:
+    def to_dict(self) -> dict[str, Any]:
+        """The three checks and the open stages, as strings, numbers and lists for JSON."""
+        return {
+            "ok": self.ok,
+            "verdict": self.verdict,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "replay_error": self.replay_error,
+            "sum_error": self.sum_error,
+            "bound": self.bound,
+            "within_bound": self.within_bound,
+            "stages": len(self.blocks),
+            "stages_closed": sum(block.ok for block in self.blocks),
+            "readings": len(self.reads),
+            "readings_as_recorded": sum(block.ok for block in self.reads),
+            "open": [asdict(block) | {"verdict": block.verdict} for block in self.open_blocks],
+        }
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return the checks of the table: what, measured, required."""
         closed, agree = (sum(b.ok for b in them) for them in (self.blocks, self.reads))
         dtype = str(self.dtype).removeprefix("torch.")
         return [
@@ -144,7 +163,7 @@ class Audit:
 
     def __str__(self) -> str:
         """The three checks as a table, and the verdict."""
-        rows = [("check", "measured", "required"), *self._rows()]
+        rows = [("check", "measured", "required"), *self.rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
                  for row in rows]  # fmt: skip
@@ -153,7 +172,7 @@ class Audit:
     __repr__ = __str__
 
     def _repr_markdown_(self) -> str:
-        rows = "\n".join(f"| {a} | {b} | {c} |" for a, b, c in self._rows())
+        rows = "\n".join(f"| {a} | {b} | {c} |" for a, b, c in self.rows())
         return f"| check | measured | required |\n|---|---|---|\n{rows}\n\n{self.verdict}"
 
 

@@ -36,16 +36,18 @@ _NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _IN_BLOCK = [name for name in _NAMES if name.startswith(("attn", "ffn"))]
+_KNOWN_TOKENIZER = ("gpt2", "smollm")
 _SPECIAL = 3  # the token type that GGUF gives to control tokens
 
 
-def convert(source: Path, folder: Path) -> str:
+def convert(source: Path, folder: Path, *, tokenizer: bool = True) -> str:
     """Write a GGUF file's model as a Hugging Face folder.
 
     Args:
         source: GGUF file of a Llama model with a byte-level BPE tokenizer.
         folder: Existing folder; receives `config.json`, `model.safetensors` (float32),
             `tokenizer.json`, `tokenizer_config.json` and, if there is one, `chat_template.jinja`.
+        tokenizer: Whether to write the tokenizer's files.
 
     Returns:
         `tensors_sha256` of the weights.
@@ -54,16 +56,50 @@ def convert(source: Path, folder: Path) -> str:
         ValueError: If the file holds something that this conversion doesn't know. Nothing that it
             doesn't know is left out in silence.
     """
-    reader = gguf.GGUFReader(source)
-    fields = {key: field.contents() for key, field in reader.fields.items()}
+    reader = _reader(source)
+    fields = _fields(reader)
     config = _config(fields)
     weights = _weights(reader, config)
     config["tie_word_embeddings"] = "lm_head.weight" not in weights
     _write_json(folder / "config.json", config)
-    _write_tokenizer(fields, folder, n_ctx=config["max_position_embeddings"])
+    if tokenizer:
+        _write_tokenizer(fields, folder, n_ctx=config["max_position_embeddings"])
     # "format" is what Hugging Face's loader looks for
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return tensors_sha256(weights)
+
+
+def require_supported(source: Path) -> int:
+    """Check by a GGUF file's header that `convert` knows its model; the tokenizer apart.
+
+    Args:
+        source: The file.
+
+    Returns:
+        Bytes that the weights take in float32.
+
+    Raises:
+        ValueError: Not a GGUF file, or a model that isn't known.
+    """
+    reader = _reader(source)
+    _config(_fields(reader))
+    return 4 * sum(int(stored.n_elements) for stored in reader.tensors) + 20_000_000
+
+
+def has_known_tokenizer(source: Path) -> bool:
+    """Whether the tokenizer in a GGUF file is of the kind that `convert` writes."""
+    return _tokenizer_kind(_fields(_reader(source))) == _KNOWN_TOKENIZER
+
+
+def _reader(source: Path) -> gguf.GGUFReader:
+    try:
+        return gguf.GGUFReader(source)
+    except (ValueError, IndexError, KeyError) as error:
+        raise ValueError(f"convert: {source} can't be read as a GGUF file ({error})") from error
+
+
+def _fields(reader: gguf.GGUFReader) -> dict[str, Any]:
+    return {key: field.contents() for key, field in reader.fields.items()}
 
 
 def tensors_sha256(weights: dict[str, Tensor]) -> str:
@@ -190,9 +226,13 @@ def from_gguf_rotary(
     return pairs.transpose(1, 2).reshape(out, d_model)
 
 
+def _tokenizer_kind(fields: dict[str, Any]) -> tuple[str | None, str | None]:
+    return fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+
+
 def _write_tokenizer(fields: dict[str, Any], folder: Path, *, n_ctx: int) -> None:
-    kind, cut = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
-    if (kind, cut) != ("gpt2", "smollm"):
+    if (found := _tokenizer_kind(fields)) != _KNOWN_TOKENIZER:
+        kind, cut = found
         raise ValueError(
             f"convert: the tokenizer is {kind!r} with the pre-tokenizer {cut!r}; "
             "pass a file with 'gpt2' and 'smollm'"

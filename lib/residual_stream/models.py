@@ -22,6 +22,7 @@ from .catalogue import Catalogue, available, known, shipped, shipped_folder, smo
 from .checkpoint_files import load_weights, shipped_steps
 from .devices import choose_device
 from .fetch import DamagedError
+from .gguf_cache import gguf_folder
 from .hub import bring, require_folder
 
 if TYPE_CHECKING:
@@ -56,11 +57,13 @@ def load(
 
     Args:
         name: A name from `available()`, a Hugging Face name, a folder that `save_pretrained` wrote,
-            a loaded Hugging Face model, or a bridge. Names of `available()` come first; write
-            `./bench` for a folder called `bench`. A loaded model is wrapped, not copied: it is put
-            in eval mode and on eager attention, and moved and cast only as far as asked.
-        tokenizer: Tokenizer of a loaded model or a folder; without one a loaded model takes token
-            ids only. It is copied.
+            a `.gguf` file of a Llama model, a loaded Hugging Face model, or a bridge. Names of
+            `available()` come first; write `./bench` for a folder called `bench`. A GGUF file is
+            turned into float32 weights in the cache, once. A loaded model is wrapped, not copied:
+            it is put in eval mode and on eager attention, and moved and cast only as far as asked.
+        tokenizer: Tokenizer of a loaded model, a folder, or a GGUF file; without one a loaded model
+            takes token ids only, and so does a GGUF file whose own tokenizer isn't known here. It
+            is copied.
         device: Where to put the weights. None is the best device here, in the order cuda, mps, cpu;
             a loaded model stays where it is.
         dtype: A floating dtype. None is float32; a loaded model keeps its own.
@@ -94,9 +97,10 @@ def load(
         )
     in_memory = isinstance(name, nn.Module)
     here = isinstance(name, str) and name in available().names
+    in_gguf = not in_memory and str(name).lower().endswith(".gguf")
     if checkpoint is not None:
         _require_step(name, checkpoint)
-    _require_options(hub_options, name, allowed=not in_memory and not here)
+    _require_options(hub_options, name, allowed=not (in_memory or here or in_gguf))
     if isinstance(name, nn.Module):
         where = None if device is None else choose_device(device, dtype)
         return _loaded(name, tokenizer, where, dtype)
@@ -109,6 +113,8 @@ def load(
     dtype = dtype or torch.float32
     if here:
         return _named(str(name), where, dtype, checkpoint)
+    if in_gguf:
+        return _from_gguf(Path(name).expanduser(), tokenizer, where, dtype)
     return _from_hub(str(name), tokenizer, where, dtype, hub_options)
 
 
@@ -214,6 +220,27 @@ def _named(
             if wrong := sorted(set(odd.missing_keys) - set(tied)) + odd.unexpected_keys:
                 raise DamagedError(f"load: {folder}: {wrong[0]} is missing, or has no place")
         return _bridge(model.to(device), tokenizer, name)
+
+
+def _from_gguf(
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase | None,
+    device: torch.device | None,
+    dtype: torch.dtype,
+) -> TransformerBridge:
+    """A model from a GGUF file."""
+    folder = gguf_folder(path)
+    with _without_trace():
+        from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+        if tokenizer is not None:
+            tokenizer = _with_start_token(tokenizer)
+        elif (folder / "tokenizer.json").is_file():
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, add_bos_token=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", use_safetensors=True
+        )
+        return _bridge(model.to(device), tokenizer, path.name)
 
 
 def _from_hub(

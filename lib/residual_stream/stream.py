@@ -66,7 +66,9 @@ class ResidualStream:
 
     @property
     def str_tokens(self) -> list[list[str]]:
-        """The tokens as text, ``[batch][seq]``."""
+        """The tokens as text, ``[batch][seq]``; their ids where the model has no tokenizer."""
+        if self.model.tokenizer is None:
+            return [[str(token) for token in row] for row in self.tokens.tolist()]
         return [self.model.to_str_tokens(row, prepend_bos=False) for row in self.tokens]
 
     def index(self, label: str) -> int:

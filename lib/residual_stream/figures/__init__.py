@@ -3,7 +3,17 @@
 One palette for the whole book (:mod:`.style`): what a colour stands for never changes.
 """
 
-from . import attribution, bus, composition, ensembles, geometry, gradients, style, superposition
+from . import (
+    attribution,
+    bus,
+    composition,
+    ensembles,
+    geometry,
+    gradients,
+    probe,
+    style,
+    superposition,
+)
 from .style import PALETTE
 
 __all__ = [
@@ -14,6 +24,7 @@ __all__ = [
     "ensembles",
     "geometry",
     "gradients",
+    "probe",
     "style",
     "superposition",
 ]

@@ -94,7 +94,11 @@ def row_at_depth(
 
 @styled
 def coordinate_story(
-    stream: Float[Tensor, " write"], writes: Float[Tensor, " write"], kinds: Sequence[str]
+    stream: Float[Tensor, " write"],
+    writes: Float[Tensor, " write"],
+    kinds: Sequence[str],
+    *,
+    legend: str = "upper left",
 ) -> Figure:
     """Draw one coordinate of one token's stream: what each write added, and the running value.
 
@@ -102,6 +106,7 @@ def coordinate_story(
         stream: The coordinate after each write.
         writes: What each write put there.
         kinds: The kind of each write, for its colour.
+        legend: Where the legend stands.
 
     Returns:
         A figure with bars for the writes and a line for the stream.
@@ -117,7 +122,7 @@ def coordinate_story(
     zero_line(ax)
     ax.set_xlabel("writes so far")
     ax.set_ylabel("value of the coordinate")
-    ax.legend(loc="upper left")
+    ax.legend(loc=legend)
     return figure
 
 
