@@ -14,9 +14,11 @@ from . import (
     directions,
     divisor,
     figures,
+    growth,
     packing,
     report,
     rotation,
+    rounding,
     subspaces,
     superposition,
     texts,
@@ -28,6 +30,7 @@ from .composition import composes, composition_baseline, composition_pairs, comp
 from .heads import copying_scores, head_scores, ov_eigenvalues, repeated_random_tokens
 from .lens import lens_by_depth
 from .models import available, checkpoints, load
+from .norms import StreamNorms, common_share, stream_norms
 from .readout import Readout, ReadoutError, own_logits, read_readout
 from .rerun import rerun_from, run_to_top, skipped_blocks
 from .stream import ResidualStream, record
@@ -40,6 +43,7 @@ __all__ = [
     "Readout",
     "ReadoutError",
     "ResidualStream",
+    "StreamNorms",
     "Wiring",
     "WiringError",
     "ablate_heads",
@@ -47,6 +51,7 @@ __all__ = [
     "available",
     "cancellation",
     "checkpoints",
+    "common_share",
     "composes",
     "composition_baseline",
     "composition_pairs",
@@ -56,6 +61,7 @@ __all__ = [
     "directions",
     "divisor",
     "figures",
+    "growth",
     "head_scores",
     "lens_by_depth",
     "load",
@@ -70,9 +76,11 @@ __all__ = [
     "report",
     "rerun_from",
     "rotation",
+    "rounding",
     "run_to_top",
     "self_repair",
     "skipped_blocks",
+    "stream_norms",
     "subspaces",
     "superposition",
     "texts",
