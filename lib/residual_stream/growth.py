@@ -12,6 +12,7 @@ wins on both scales describes the growth better; where they differ, say so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,16 +28,28 @@ class GrowthFit:
     Attributes:
         slope: :math:`b/a` of the linear law fitted on the logarithm: what a layer adds, in units of
             the square length at the start.
-        factor: :math:`\\sqrt g` of the exponential law fitted on the logarithm: by how much a layer
-            multiplies the *length*.
+        factor: √g of the exponential law fitted on the logarithm: by how much a layer multiplies
+            the *length*.
+        level_linear: a of the linear law.
+        level_exponential: A of the exponential law.
         r2_linear: Share of the variance that the linear law explains, on ``"y"`` and ``"log y"``.
         r2_exponential: The same of the exponential law.
     """
 
     slope: float
     factor: float
+    level_linear: float
+    level_exponential: float
     r2_linear: dict[str, float]
     r2_exponential: dict[str, float]
+
+    def linear(self, count: int) -> Float[Tensor, "{count}"]:
+        """Return the linear law at depths 0 to ``count`` − 1."""
+        return self.level_linear * (1 + self.slope * torch.arange(count))
+
+    def exponential(self, count: int) -> Float[Tensor, "{count}"]:
+        """Return the exponential law at depths 0 to ``count`` − 1."""
+        return self.level_exponential * self.factor ** (2.0 * torch.arange(count))
 
     @property
     def better(self) -> str:
@@ -70,12 +83,14 @@ def fit_growth(squares: Float[Tensor, " depth"]) -> GrowthFit:
         )
     depth = torch.arange(len(y), dtype=y.dtype)
     slope, rate = _linear_on_log(depth, y.log()), _line(depth, y.log())[1]
+    relative = (1 + slope * depth).log()
     straight = _line(depth, y)
     scaled = _exponential_on_y(depth, y)
-    relative = (1 + slope * depth).log()
     return GrowthFit(
         slope=slope,
-        factor=float(torch.tensor(rate / 2).exp()),
+        factor=math.exp(rate / 2),
+        level_linear=float((y.log() - relative).mean().exp()),
+        level_exponential=math.exp(float(y.log().mean()) - rate * float(depth.mean())),
         r2_linear={
             "y": _r2(y, straight[0] + straight[1] * depth),
             "log y": _r2(y.log(), relative + (y.log() - relative).mean()),

@@ -176,15 +176,20 @@ def stream_norms(stream: ResidualStream, *, unit: Unit = "layer") -> StreamNorms
     if unit not in ("layer", "sublayer"):
         raise ValueError(f"stream_norms: unit {unit!r}; it may be 'layer' or 'sublayer'")
     stream.require_closed()
+    return _norms_of(stream.writes, stream, unit)
+
+
+def _norms_of(writes: Tensor, stream: ResidualStream, unit: str) -> StreamNorms:
+    """The norms of any writes in the places of a stream's own."""
     start = sum(layer < 0 for layer in stream.layers)
     groups: list[list[int]] = []
     for index in range(start, len(stream.layers)):
         same = unit == "layer" and groups and stream.layers[groups[-1][0]] == stream.layers[index]
         groups[-1].append(index) if same else groups.append([index])
-    running = stream.writes[:start].double().sum(0)
+    running = writes[:start].double().sum(0)
     before, size, cosine = [], [], []
     for group in groups:
-        update = stream.writes[group].double().sum(0)
+        update = writes[group].double().sum(0)
         before.append(running.norm(dim=-1))
         size.append(update.norm(dim=-1))
         cosine.append(torch.cosine_similarity(running, update, dim=-1))
