@@ -14,10 +14,12 @@ from . import (
     directions,
     divisor,
     figures,
+    growth,
     packing,
     pairs,
     report,
     rotation,
+    rounding,
     subspaces,
     superposition,
     texts,
@@ -39,6 +41,7 @@ from .heads import copying_scores, head_scores, ov_eigenvalues, repeated_random_
 from .jacobian import BlockJacobian, block_jacobian
 from .lens import lens_by_depth
 from .models import available, checkpoints, load
+from .norms import StreamNorms, common_share, stream_norms
 from .paths import PathExpansion, expand_paths
 from .probe import probe
 from .probe_story import Probe
@@ -61,6 +64,7 @@ __all__ = [
     "ReadoutError",
     "ResidualStream",
     "StreamGradients",
+    "StreamNorms",
     "Wiring",
     "WiringError",
     "ablate_heads",
@@ -69,6 +73,7 @@ __all__ = [
     "block_jacobian",
     "cancellation",
     "checkpoints",
+    "common_share",
     "composes",
     "composition_baseline",
     "composition_pairs",
@@ -82,6 +87,7 @@ __all__ = [
     "figures",
     "gradient_by_path_length",
     "gradient_of_every_path",
+    "growth",
     "head_scores",
     "lens_by_depth",
     "load",
@@ -99,11 +105,13 @@ __all__ = [
     "report",
     "rerun_from",
     "rotation",
+    "rounding",
     "run_blocks",
     "run_to_top",
     "self_repair",
     "skipped_blocks",
     "stream_gradients",
+    "stream_norms",
     "subspaces",
     "superposition",
     "texts",

@@ -10,9 +10,11 @@ from . import (
     ensembles,
     geometry,
     gradients,
+    growth,
     probe,
     style,
     superposition,
+    variants,
 )
 from .style import PALETTE
 
@@ -24,7 +26,9 @@ __all__ = [
     "ensembles",
     "geometry",
     "gradients",
+    "growth",
     "probe",
     "style",
     "superposition",
+    "variants",
 ]
