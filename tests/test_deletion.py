@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import residual_stream as rs
 from handmade import ledger_model, random_model
+from residual_stream import architectures
 from residual_stream.deletion import delete_layers, reorder_layers
 
 TOKENS = torch.tensor([[1, 5, 9, 2, 4, 8], [7, 7, 3, 11, 0, 6]])
@@ -125,7 +126,7 @@ def test_wrong_questions_are_refused():
         delete_layers(model, TOKENS[:, :2])
     with pytest.raises(IndexError, match="delete_layers: position 9 is outside the text"):
         delete_layers(model, TOKENS, positions=9)
-    with pytest.raises(ValueError, match=r"block 0 has no hook point .blocks\.0\.hook_mlp_out"):
+    with pytest.raises(ValueError, match=r"block 0 .* has no mlp branch"):
         delete_layers(rs.load("induction"), TOKENS, what="mlp")
     with pytest.raises(ValueError, match="reorder_layers: block 2 does not exist; the model has 2"):
         reorder_layers(model, TOKENS, [[0, 2]])
@@ -140,3 +141,26 @@ def test_the_real_model_loses_what_full_runs_say_it_loses(smollm2, what):
     tokens = rs.texts.batch(smollm2, length=12)[:2]
     got = numbers(delete_layers(smollm2, tokens, what=what))
     assert torch.allclose(got, by_full_runs(smollm2, tokens, what), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", [name for name in architectures.CONFIGS if name != "bert"])
+def test_deleting_a_branch_of_any_architecture_is_a_full_run_in_which_it_writes_nothing(name):
+    model, tokens = architectures.random_model(name), architectures.TOKENS
+    stream = rs.record(model, tokens)
+    readout = rs.read_readout(model)
+    kinds = {w.kind for w in stream.wiring.block_writes}
+    for what in ("attn", "mlp"):
+        if what == "mlp" and not kinds & {"mlp", "parallel"}:
+            continue
+        deleted = rs.delete_layers(model, tokens, what=what)
+        wanted = [w for w in stream.wiring.writes if w.layer == 1]
+        write = wanted[-1] if what == "mlp" else wanted[0]
+        point = write.hooks[-1 if what == "mlp" else 0]
+        with model.hooks([(point, lambda value, hook: torch.zeros_like(value))]):
+            top = rs.run_to_top(model, tokens)
+        said = rs.own_logits(model, readout, top)[:, 1:]
+        intact = rs.own_logits(model, readout, stream.top)[:, 1:]
+        kept = (said.argmax(-1) == intact.argmax(-1)).float().mean()
+        assert float(deleted.top1_kept[1]) == pytest.approx(float(kept))
+        assert not torch.equal(said, intact)

@@ -22,6 +22,7 @@ from torch import Tensor
 from .inputs import to_positions, to_tokens
 from .readout import Readout, own_logits, read_readout
 from .rerun import Hook, run_blocks, run_to_top
+from .wiring import Wiring, read_wiring
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -114,7 +115,8 @@ def delete_layers(
     Args:
         model: A ``TransformerBridge``, as :func:`residual_stream.load` returns it.
         text: One text, several texts of equal token length, or token ids.
-        what: ``"layer"`` deletes both branches of a block, ``"attn"`` or ``"mlp"`` one of them.
+        what: ``"layer"`` deletes both branches of a block, ``"attn"`` or ``"mlp"`` one of them;
+            ``"attn"`` is whatever mixes positions, a linear attention or a state-space mixer too.
         positions: Where to delete; everywhere if None. Other positions keep what the layer writes
             there, and go on reading this one.
         read: Which positions are compared; all if None. By default every position but the first,
@@ -141,7 +143,8 @@ def delete_layers(
     tokens = to_tokens(model, text, caller="delete_layers")
     where = to_positions(positions, tokens.shape[1], caller="delete_layers").to(tokens.device)
     n_layers = len(model.blocks)
-    hooks = [_deleting(model, layer, what, where) for layer in range(n_layers)]
+    wiring = read_wiring(model)
+    hooks = [_deleting(model, wiring, layer, what, where) for layer in range(n_layers)]
     with torch.no_grad():
         intact = _Intact(model, tokens, read, caller="delete_layers")
         at_once = max(1, rows_at_once // len(tokens))
@@ -219,19 +222,29 @@ def _shared_prefix(plan: tuple[int, ...]) -> int:
     return same
 
 
-def _deleting(model: TransformerBridge, layer: int, what: str, where: Tensor) -> list[Hook]:
+def _deleting(
+    model: TransformerBridge, wiring: Wiring, layer: int, what: str, where: Tensor
+) -> list[Hook]:
     """Hooks that keep a block's branches from writing at some positions."""
 
     def nothing(value: Tensor, hook: Any) -> Tensor:
         return value.index_fill(1, where, 0.0)
 
-    points = [f"blocks.{layer}.hook_{branch}_out" for branch in _BRANCHES[what]]
-    if what != "layer" and model.get_hook_point(points[0]) is None:
+    # By the wiring: in BLOOM a branch's own output holds the stream, and is not what it writes.
+    points: dict[str, list[str]] = {"attn": [], "mlp": []}
+    for write in wiring.writes:
+        if write.layer == layer and write.kind == "parallel":
+            points["attn"].append(write.hooks[0])
+            points["mlp"].append(write.hooks[1])
+        elif write.layer == layer:
+            points["mlp" if write.kind == "mlp" else "attn"] += write.hooks
+    if what != "layer" and not points[what]:
+        inner = type(model.blocks[layer].original_component).__name__
         raise ValueError(
-            f"delete_layers: block {layer} has no hook point {points[0]!r}, so it has no {what} "
-            "branch that could be deleted; use what='layer'"
+            f"delete_layers: block {layer} ({inner}) has no {what} branch that could be deleted; "
+            "use what='layer'"
         )
-    return [(point, nothing) for point in points]
+    return [(point, nothing) for branch in _BRANCHES[what] for point in points[branch]]
 
 
 class _Intact:
