@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import residual_stream as rs
-from chapter_cells import Chapter, hooking, patching, replacing
+from chapter_cells import Chapter, hooking, patching
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -37,10 +37,7 @@ def a_channel_for_every_block(original):
 
 
 def features_that_are_always_on(original):
-    def train(*, sparsity, **kwargs):
-        return original(sparsity=[0.0 for _ in sparsity], **kwargs)
-
-    return train
+    return lambda draws, sparsity, *shape: original(draws, 0 * sparsity, *shape)
 
 
 def a_rotation_that_forgets_a_weight(original):
@@ -61,6 +58,10 @@ def cosines_of_random_directions(original):
     return cosines
 
 
+def writes_that_never_oppose(original):
+    return lambda stream: ((before.abs(), write.abs()) for before, write in original(stream))
+
+
 def nothing_written_above_block_10():
     return hooking(
         "model",
@@ -76,10 +77,10 @@ MUTATIONS = {
     "S1": {"mutation": patching(rs.directions, "random_directions", directions_with_a_common_part)},
     "S2": {"mutation": patching(rs.divisor, "orthogonal_write", a_write_along_the_stream)},
     "S3": {"mutation": patching(rs.subspaces, "ports", a_channel_for_every_block)},
-    "S4": {"mutation": patching(rs.superposition, "train_toys", features_that_are_always_on)},
+    "S4": {"mutation": patching(rs.superposition, "_draw", features_that_are_always_on)},
     "S5": {"mutation": patching(rs.rotation, "rotate_model", a_rotation_that_forgets_a_weight)},
     "S6": {"mutation": patching(rs.subspaces, "cosines", cosines_of_random_directions)},
-    "S7": {"mutation": replacing("stream", lambda s: replace(s, writes=s.writes.abs()))},
+    "S7": {"mutation": patching(rs.cancellation, "_steps", writes_that_never_oppose)},
     "S8": {"mutation": nothing_written_above_block_10()},
 }
 

@@ -22,7 +22,7 @@ _PHRASES = {
 
 
 def packing(
-    toys: ToyModels, *, size: int, pictured: Sequence[float], tolerance: float = 0.02
+    toys: ToyModels, *, size: int, pictured: Sequence[float | int], tolerance: float = 0.02
 ) -> MovableFigure:
     """Return a figure of toy models in a plane whose sparsity one can drag.
 
@@ -72,8 +72,8 @@ def packing(
     )
 
 
-def _close(sparsity: float) -> float:
-    return round(sparsity, 4)
+def _close(sparsity: float | int) -> float:
+    return round(float(sparsity), 4)
 
 
 def _frame(shown: ToyModels, index: int, group: Sequence[str]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _counted(count: int) -> str:
     return _COUNTED[count] if count < len(_COUNTED) else str(count)
 
 
-def _require(toys: ToyModels, size: int, pictured: Sequence[float]) -> None:
+def _require(toys: ToyModels, size: int, pictured: Sequence[float | int]) -> None:
     if toys.W.shape[1] != 2:
         raise ValueError(f"packing: the models have {toys.W.shape[1]} hidden dimensions, not 2")
     grouped = toys.sparsity.split(size)
