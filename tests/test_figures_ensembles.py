@@ -41,7 +41,7 @@ def parts():
 
 
 DRAWINGS = {
-    "path lengths": lambda: ensembles.path_lengths([0.25, 0.5, 0.25], marked=1),
+    "path lengths": lambda: ensembles.path_lengths([0.25, 0.5, 0.25]),
     "formulas": lambda: ensembles.formulas(
         {"four terms": torch.rand(3, 7) + 1, "three": torch.rand(3, 7)}, [0, 1, 2]
     ),

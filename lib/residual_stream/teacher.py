@@ -46,7 +46,7 @@ class TeacherRun:
         return f"TeacherRun({name}: {len(self.losses)} steps, loss {self.final_loss:.3f} nats)"
 
 
-def teacher_labels(inputs: Float[Tensor, "row {WIDTH}"], *, seed: int = 0) -> Int[Tensor, " row"]:
+def teacher_labels(inputs: Float[Tensor, "row width"], *, seed: int = 0) -> Int[Tensor, " row"]:
     """Return the class that a fixed random network of one hidden layer gives each input.
 
     Args:

@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 
 @styled
-def path_lengths(shares: Sequence[float], *, marked: int | None = None) -> Figure:
+def path_lengths(shares: Sequence[float]) -> Figure:
     """Draw how many paths go through how many branches.
 
     Args:
         shares: Share of all paths by the number of branches that they enter, from 0.
-        marked: How many branches the depth of one path is, drawn as a line.
 
     Returns:
         A bar chart, the paths that bypass more than half of the branches in a lighter colour.
@@ -35,19 +34,12 @@ def path_lengths(shares: Sequence[float], *, marked: int | None = None) -> Figur
         for n in lengths
     ]
     ax.bar(lengths, shares, color=colors, width=0.85)
-    top = max(shares)
     labels = (
         (0.02, "bypass most branches", PALETTE["other"]),
         (0.78, "enter most branches", PALETTE["stream"]),
     )
     for place, text, color in labels:
         ax.text(place, 0.8, text, color=color, fontsize=9, transform=ax.transAxes)
-    if marked is not None:
-        ax.axvline(marked, color=PALETTE["mlp"])
-        ax.annotate(
-            "gradient at the start", (marked, top), xytext=(4, -4), fontsize=9, va="top",
-            color=PALETTE["mlp"], textcoords="offset points",
-        )  # fmt: skip
     ax.set_xlabel("branches on the path")
     ax.set_ylabel("share of all paths")
     return figure
@@ -71,8 +63,8 @@ def formulas(errors: Mapping[str, Float[Tensor, "layer place"]], layers: Sequenc
         ax.plot(layers, middle, color=PALETTE[key], label=name)
     ax.axhline(1, color=PALETTE["other"], linestyle="--", linewidth=1)
     ax.annotate(
-        "error of writing nothing at all", (layers[-1], 1), xytext=(0, 4), ha="right",
-        color=PALETTE["other"], textcoords="offset points", fontsize=9,
+        "error of writing nothing at all", (layers[len(layers) // 2], 1), xytext=(0, -11),
+        ha="center", color=PALETTE["other"], textcoords="offset points", fontsize=9,
     )  # fmt: skip
     ax.set_yscale("log")
     ax.set_xlabel("the lower of the two layers")
@@ -101,9 +93,10 @@ def deletions(runs: Mapping[str, Departure]) -> Figure:
                 str(layer), (layer, kl[layer]), xytext=(0, 1), ha="center", fontsize=8,
                 textcoords="offset points",
             )  # fmt: skip
-        ax.text(0.99, 0.86, name, transform=ax.transAxes, ha="right", fontsize=9)
+        ax.text(0.99, 0.9, name, transform=ax.transAxes, ha="right", fontsize=9)
         ax.set_yscale("log")
-        ax.set_ylim(1e-5, 60)
+        ax.set_ylim(1e-5, 2000)
+        ax.set_yticks([1e-4, 1e-2, 1])
     axes[len(axes) // 2].set_ylabel("KL to the intact model (nats, log axis)")
     axes[-1].set_xlabel("deleted layer")
     return figure
@@ -159,11 +152,12 @@ def sink(
             ax.plot(layers, line.cpu().numpy(), color=PALETTE[key], label=name)
         ax.set_xlabel("layer")
     axes[0].set_ylabel("attention on position 0 (share)")
-    axes[0].set_ylim(0, 1)
+    axes[0].set_ylim(0, 1.35)
+    axes[0].set_yticks([0, 0.25, 0.5, 0.75, 1])
     axes[1].set_ylabel("length of its value / the others'")
     axes[1].axhline(1, color=PALETTE["other"], linewidth=0.8, linestyle="--")
     axes[1].set_ylim(bottom=0)
-    axes[0].legend(fontsize=8)
+    axes[0].legend(fontsize=8, loc="upper left")
     return figure
 
 
@@ -191,12 +185,13 @@ def orders(
     left.set_xlabel("layer")
     left.set_ylabel("same first token (fraction)")
     left.set_ylim(0, 1.03)
-    left.legend(fontsize=8, loc="lower right")
+    left.legend(fontsize=8, loc="lower center")
     for (name, draws), key in zip(random.items(), ("stream", "attn"), strict=False):
         cloud = np.array(draws)
         right.plot(sizes, np.median(cloud, axis=1), color=PALETTE[key], label=name)
         right.plot(np.repeat(sizes, cloud.shape[1]), cloud.flatten(), ".", color=PALETTE[key],
                    alpha=0.4)  # fmt: skip
+    right.set_xticks(sizes)
     right.set_xlabel("layers deleted together")
     right.legend(fontsize=8)
     return figure

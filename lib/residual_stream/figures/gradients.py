@@ -33,19 +33,20 @@ def spectra(ordinary: Sequence[BlockJacobian], start: Sequence[BlockJacobian]) -
         start: The same at position 0.
 
     Returns:
-        Two panels of range, middle nine tenths and median by layer, log axis.
+        Two panels of range (pale), middle nine tenths and median (dot) by layer, log axis.
     """
     figure, axes = panels(1, 2, height=3.2, sharey=True)
     for ax, some, key, name in (
         (axes[0], ordinary, "stream", "an ordinary position"),
         (axes[1], start, "position 0", "position 0"),
     ):
-        layers = [one.layer for one in some]
+        x = np.arange(len(some))
         values = np.stack([one.singular_values.cpu().numpy() for one in some])
         low, five, middle, most, high = np.quantile(values, [0, 0.05, 0.5, 0.95, 1], axis=1)
-        ax.fill_between(layers, low, high, color=PALETTE[key], alpha=0.15, linewidth=0)
-        ax.fill_between(layers, five, most, color=PALETTE[key], alpha=0.3, linewidth=0)
-        ax.plot(layers, middle, color=PALETTE[key], marker=".")
+        ax.vlines(x, low, high, color=PALETTE[key], alpha=0.35, linewidth=4)
+        ax.vlines(x, five, most, color=PALETTE[key], linewidth=4)
+        ax.plot(x, middle, "o", color="white", markeredgecolor=PALETTE[key], markersize=6)
+        ax.set_xticks(x, [str(one.layer) for one in some])
         ax.axhline(1, color=PALETTE["other"], linewidth=0.8, linestyle="--")
         ax.set_yscale("log")
         ax.set_xlabel(f"layer, at {name}")
@@ -76,7 +77,7 @@ def highway(gradients: StreamGradients, *, first: int = 1) -> Figure:
             label="the identity path's part")  # fmt: skip
     ax.set_yscale("log")
     ax.set_xlabel("writes below (the top is on the right)")
-    ax.set_ylabel("length of the gradient (nats / unit, log axis)")
+    ax.set_ylabel("gradient's length (log axis)")
     ax.legend(fontsize=9)
     return figure
 
@@ -162,7 +163,7 @@ def depth(
         ax.plot(depths, np.median(cloud, axis=1), **style)
         ax.plot(np.repeat(depths, cloud.shape[1]), cloud.flatten(), ".", color=style["color"])
     ax.axhline(chance, color=PALETTE["other"], linewidth=0.8, linestyle=":")
-    ax.annotate("uniform guess", (depths[0], chance), xytext=(0, 3), fontsize=9,
+    ax.annotate("uniform guess", (depths[0], chance), xytext=(0, -12), fontsize=9,
                 color=PALETTE["other"], textcoords="offset points")  # fmt: skip
     ax.set_xscale("log")
     ax.set_xticks(depths, [str(depth) for depth in depths])
