@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from .anatomy import Block, Call, factors_of, resolve
-
-#: What is measured of each part; a part is the stream below a block, or one of its writes.
-FIELDS = ("norm", "first", "before", "varies", "lost", "gradient", "weights_gradient")
+from .history import FIELDS
 
 
 class Gauges:
@@ -59,7 +58,7 @@ class Gauges:
             handle.remove()
         self._handles.clear()
 
-    def table(self, parts: Sequence[tuple[int, str]]) -> Tensor:
+    def table(self, parts: Sequence[tuple[int, str]]) -> Float[Tensor, "part field"]:
         """Return the measured values, float32 ``[part, field]`` on the CPU, nan where there is none.
 
         One transfer from the device, whatever the number of parts.

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from .anatomy import AnatomyError, Block, find_blocks, norm_gains, plain_name
-from .findings import Finding, History, Sample, judge
-from .gauges import FIELDS, Gauges
+from .findings import Finding, judge
+from .gauges import Gauges
+from .history import FIELDS, History, Sample
 
 _VERSION = 1
 
@@ -300,7 +301,9 @@ class StreamMonitor:
         self.history.add(sample, keep=self.keep)
         self._n_sampled += 1
         known = {finding.key for finding in self._findings}
-        self._findings += [f for f in judge(self.history) if f.key not in known]
+        new = [finding for finding in judge(self.history) if finding.key not in known]
+        self._findings += new
+        self.history.found |= {finding.kind for finding in new}
 
     def _missed(self) -> None:
         what = (
