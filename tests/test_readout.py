@@ -67,5 +67,7 @@ def test_a_transform_after_the_unembedding_is_refused_and_not_left_out():
 def test_a_model_without_final_norm_is_refused():
     model = random_model("llama")
     del model.ln_final
-    with pytest.raises(ReadoutError, match=r"LlamaForCausalLM does not read its stream out as final norm"):
+    with pytest.raises(
+        ReadoutError, match=r"LlamaForCausalLM does not read its stream out as final norm"
+    ):
         read_readout(model)

@@ -28,6 +28,7 @@ from .composition import composes, composition_baseline, composition_pairs, comp
 from .heads import copying_scores, head_scores, ov_eigenvalues, repeated_random_tokens
 from .lens import lens_by_depth
 from .models import available, checkpoints, load
+from .monitor import StreamMonitor
 from .readout import Readout, ReadoutError, own_logits, read_readout
 from .rerun import rerun_from, run_to_top, skipped_blocks
 from .stream import ResidualStream, record
@@ -40,6 +41,7 @@ __all__ = [
     "Readout",
     "ReadoutError",
     "ResidualStream",
+    "StreamMonitor",
     "Wiring",
     "WiringError",
     "ablate_heads",

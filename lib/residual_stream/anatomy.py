@@ -128,7 +128,8 @@ def find_blocks(
     stacks = {
         name: children
         for name, children in lists.items()
-        if len({type(child) for child in children}) == 1 and any(True for _ in children[0].parameters())
+        if len({type(child) for child in children}) == 1
+        and any(True for _ in children[0].parameters())
     }
     outer = {
         name: children
@@ -150,6 +151,11 @@ def find_blocks(
         )
     prefix = f"{best[0]}." if best[0] else ""
     return [(f"{prefix}{i}", child) for i, child in enumerate(outer[best[0]])]
+
+
+def _unknown(what: str, name: str, known: Mapping[str, nn.Module]) -> str:
+    lists = [n for n, m in known.items() if isinstance(m, nn.ModuleList | nn.Sequential) and n]
+    return f"find_blocks: no {what} called {name!r}; the lists are {lists}"
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -210,17 +216,16 @@ def resolve(
                     f"after {path!r}; pass branches={{kind: path}} with the modules whose output "
                     "is added"
                 )
-            branches.append(
-                Branch(kind, path, closing, True, False, _trainable(block, path))
-            )
+            branches.append(Branch(kind, path, closing, True, False, _trainable(block, path)))
         return Block(name, "post", tuple(branches))
-    values = [calls[at].returned for _, _, at in written]
+    values = [calls[at].returned.reshape(left.shape) for _, _, at in written]
     factors = factors_of(entered, left, values)
     if factors is None:
         raise AnatomyError(
             f"{where}: its output is not its input plus {' and '.join(p for _, p, _ in written)}"
-            ", nor the norm of that: gated, rescaled or replaced streams are not monitored. If the "
-            "writes are elsewhere, pass branches={kind: path}; its modules are "
+            ", nor the norm of that: gated, rescaled or replaced streams are not monitored, nor a "
+            "dropout that is a function and no module, unless its rate is 0. If the writes are "
+            "elsewhere, pass branches={kind: path}; its modules are "
             f"{sorted({c.path for c in calls if c.path.count('.') < 2})}"
         )
     running, branches = entered, []
@@ -231,6 +236,11 @@ def resolve(
         )  # fmt: skip
         running = running + value if factor == 1.0 else running + factor * value
     return Block(name, "pre", tuple(branches))
+
+
+def fits(value: Tensor, stream: Tensor) -> bool:
+    """Return whether a tensor holds one vector of the stream's width per token, flat or not."""
+    return value.shape[-1:] == stream.shape[-1:] and value.numel() == stream.numel()
 
 
 def factors_of(entered: Tensor, left: Tensor, writes: Sequence[Tensor]) -> list[float] | None:
@@ -281,13 +291,13 @@ def _writes(
         return sorted(((p.split("_")[1], p, last[p]) for p in hooks), key=_order)
     found: dict[str, tuple[str, str, int]] = {}
     for path, child in _candidates(block):
-        if path not in last or calls[last[path]].returned.shape != left.shape:
+        if path not in last or not fits(calls[last[path]].returned, left):
             continue
         at = last[path]
         for later in range(at + 1, len(calls)):  # dropout, layer scale, a sandwich's second norm
             call = calls[later]
             follows = call.read is not None and _same(call.read, calls[at].returned)
-            if follows and call.returned.shape == left.shape and not _has_matrix(call.module):
+            if follows and fits(call.returned, left) and not _has_matrix(call.module):
                 at = later
         kind = _kind(path, child)
         if kind in found:
@@ -333,7 +343,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _takes_the_sum(call: Call, left: Tensor) -> bool:
-    return is_norm(call.module) and call.read is not None and call.returned.shape == left.shape
+    return is_norm(call.module) and call.read is not None and fits(call.returned, left)
 
 
 def _is_read(running: Tensor, entered: Tensor, calls: Sequence[Call]) -> bool:
@@ -343,8 +353,9 @@ def _is_read(running: Tensor, entered: Tensor, calls: Sequence[Call]) -> bool:
     eps, size = torch.finfo(running.dtype).eps, running.detach().norm()
     return any(
         call.read is not None
-        and call.read.shape == running.shape
-        and (call.read.detach() - running.detach()).norm() <= _ROUNDINGS * eps * size
+        and fits(call.read, running)
+        and (call.read.detach().reshape(running.shape) - running.detach()).norm()
+        <= _ROUNDINGS * eps * size
         for call in calls
     )
 

@@ -19,7 +19,7 @@ initialisation at the first step of a fresh stack, less than a tenth of the iden
                through the norms above a block,
                :math:`\prod (1 + \lVert\Delta\rVert^2/\lVert x\rVert^2)^{-1/2} < 0.1` (post-norm);
                or :math:`\lVert g_l\rVert\lVert x_l\rVert` differs more than tenfold from the top's
-gradient       the same tenfold, later: a depth hardly feels the loss, or feels nothing else
+gradient       the same a hundredfold, later: a depth hardly feels the loss, or feels nothing else
 sink           position 0 holds more than half of the stream's squared norm (a note, no fault)
 ============== ==================================================================================
 
@@ -44,8 +44,10 @@ from torch import Tensor
 from .history import FIELDS, History
 
 PATIENCE = 3
-#: A tenth, or tenfold: an order of magnitude either way.
+#: An order of magnitude, for a stack that has not been trained yet.
 ORDER = 10.0
+#: Two orders, while it trains: the first steps of sound runs pass through one.
+TWO_ORDERS = 100.0
 _SHOWN = {"attn": "attention", "mlp": "MLP"}
 
 
@@ -147,26 +149,26 @@ def _start(view: _View) -> Iterator[Finding]:
             if through < 1 / ORDER:
                 yield view.found(
                     "initialisation", at, "the stack starts with branches too large for norms "
-                    f"that come after the sum: {through:.2f} of the identity path gets from below "
+                    f"that come after the sum: {through:.2g} of the identity path gets from below "
                     "this block to the top; scale branches down or the skip up, with depth",
                     part="stream",
                 )  # fmt: skip
                 return
-    yield from _outside(view, view.sensitivity()[-1:], "initialisation", "at the start ")
+    yield from _outside(view, view.sensitivity()[-1:], "initialisation", ORDER)
 
 
 def _gradient(view: _View) -> Iterator[Finding]:
     known = view.history.has("initialisation") and view.history.placement == "pre"
-    if view.recent[0].step > 1 and not known:
-        yield from _outside(view, view.sensitivity(), "gradient", "")
+    if view.recent[0].step > 1 and not known and not view.history.has("gradient"):
+        yield from _outside(view, view.sensitivity(), "gradient", TWO_ORDERS)
 
 
 def _outside(
-    view: _View, felt: Float[Tensor, "time depth"], kind: str, when: str
+    view: _View, felt: Float[Tensor, "time depth"], kind: str, factor: float
 ) -> Iterator[Finding]:
     """The highest depth at which every sample is out of proportion, all below it included."""
     for low in (True, False):
-        out = ((felt < 1 / ORDER) if low else (felt > ORDER)).all(0)
+        out = ((felt < 1 / factor) if low else (felt > factor)).all(0)
         if not bool(out.any()):
             continue
         depth = int(out.nonzero().max())
@@ -174,7 +176,7 @@ def _outside(
         words = "hardly moves" if low else "is moved out of all proportion by"
         yield view.found(
             kind, view.streams[min(depth, view.n_layers - 1)],
-            f"{when}the loss {words} the stream from here down: a relative change counts "
+            f"the loss {words} the stream from here down: a relative change counts "
             f"{worst:.2g} times what it counts at the top",
         )  # fmt: skip
         return
@@ -196,6 +198,8 @@ def _sink(view: _View) -> Iterator[Finding]:
 
 def _dead(view: _View) -> Iterator[Finding]:
     floor = torch.finfo(torch.float32).eps * (view["before"] + view["norm"])
+    if not all(bool(sample.block_moved.any()) for sample in view.recent):
+        return  # nothing learns yet
     for at in view.writes:
         if bool((view["varies"][:, at] <= floor[:, at]).all()):
             silent = float(view["norm"][-1, at]) <= float(floor[-1, at])
@@ -205,7 +209,7 @@ def _dead(view: _View) -> Iterator[Finding]:
 
 def _unread(view: _View) -> Iterator[Finding]:
     for at in view.writes:
-        layer, part = view.parts[at]
+        layer = view.parts[at][0]
         above = view.parts.index((layer + 1, "stream"))
         stream = (view["gradient"][:, above] > 0).all()
         own = view["gradient"][:, at].nan_to_num(0.0)
@@ -259,4 +263,3 @@ def _frozen(view: _View) -> Iterator[Finding]:
                 f"the gain of the norm {name} has not changed by a bit while its block learns: "
                 "left out of the optimiser, not trained, or stepped below its precision",
             )  # fmt: skip
-

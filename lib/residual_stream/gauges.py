@@ -59,7 +59,7 @@ class Gauges:
         self._handles.clear()
 
     def table(self, parts: Sequence[tuple[int, str]]) -> Float[Tensor, "part field"]:
-        """Return the measured values, float32 ``[part, field]`` on the CPU, nan where there is none.
+        """Return the measured values on the CPU, nan where there is none.
 
         One transfer from the device, whatever the number of parts.
         """
@@ -70,7 +70,9 @@ class Gauges:
                 key = (layer, part, field)
                 if field == "weights_gradient":
                     squares = self._weights.get(layer, {}) if part == "stream" else {}
-                    cells.append(torch.stack(list(squares.values())).sum().sqrt() if squares else nan)
+                    cells.append(
+                        torch.stack(list(squares.values())).sum().sqrt() if squares else nan
+                    )
                 elif key not in self._sums:
                     cells.append(nan)
                 else:
@@ -102,7 +104,9 @@ class Gauges:
             def hook(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
                 returned = _first_tensor(output)
                 if module is child and "entered" in state and returned is not None:
-                    calls.append(Call(path, child, _first_tensor((*args, *kwargs.values())), returned))
+                    calls.append(
+                        Call(path, child, _first_tensor((*args, *kwargs.values())), returned)
+                    )
 
             return hook
 
@@ -141,7 +145,8 @@ class Gauges:
         writes = [last[branch.path].returned for branch in plan.branches]
         factors: list[float] = [1.0] * len(writes)
         if any(branch.scaled for branch in plan.branches):
-            factors = factors_of(entered, left, writes) or factors
+            shaped = [write.reshape(left.shape) for write in writes]
+            factors = factors_of(entered, left, shaped) or factors
         if layer == 0:
             self.passes += 1
             self.dtype = left.dtype
@@ -149,9 +154,10 @@ class Gauges:
         self._on_stream(layer, entered)
         running = entered.detach()
         for branch, write, factor in zip(plan.branches, writes, factors, strict=True):
-            added = write.detach() if factor == 1.0 else factor * write.detach()
+            added = write.detach().reshape(left.shape)
+            added = added if factor == 1.0 else factor * added
             if branch.closing is not None:
-                total = last[branch.closing].read.detach()
+                total = last[branch.closing].read.detach().reshape(left.shape)
                 before = total - added
             else:
                 before = running if branch.reads_before else entered.detach()
@@ -165,7 +171,7 @@ class Gauges:
         key = (layer, "stream")
         self._norms(key, self._kept(stream.detach()))
         if stream.requires_grad:
-            stream.register_hook(self._on_gradient(key))
+            stream.register_hook(self._on_gradient(key, stream.shape))
 
     def _on_write(
         self, layer: int, kind: str, write: Tensor, added: Tensor, before: Tensor, total: Tensor
@@ -182,11 +188,11 @@ class Gauges:
         gone = ((self._kept(total) == stood) & wrote).sum() / wrote.sum().clamp(min=1)
         self._add((*key, "lost"), gone.float())
         if write.requires_grad:
-            write.register_hook(self._on_gradient(key))
+            write.register_hook(self._on_gradient(key, added.shape))
 
-    def _on_gradient(self, key: tuple[int, str]) -> Callable[[Tensor], None]:
+    def _on_gradient(self, key: tuple[int, str], shape: torch.Size) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
-            kept = _later(self._kept(gradient.detach())).float()
+            kept = _later(self._kept(gradient.detach().reshape(shape))).float()
             self._add((*key, "gradient"), kept.square().sum(-1).mean())
 
         return hook

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -61,6 +61,8 @@ class StreamMonitor:
         StreamMonitor(GPT2LMHeadModel: 2 blocks, 1 of 1 steps sampled, nothing found)
     """
 
+    _eager: ClassVar[_Eager]
+
     def __init__(
         self,
         module: nn.Module,
@@ -94,7 +96,6 @@ class StreamMonitor:
         )
         self._findings: list[Finding] = []
         self._gauges: Gauges | None = None
-        self._stance: Any = None
         self._removed = False
         self._prepare()
 
@@ -130,6 +131,11 @@ class StreamMonitor:
             self._release(gauges)
         self._removed = True
 
+    def __del__(self) -> None:
+        """Remove a monitor that nobody holds any more."""
+        if not getattr(self, "_removed", True):
+            self.remove()
+
     def __enter__(self) -> StreamMonitor:
         """Return the monitor."""
         return self
@@ -144,6 +150,11 @@ class StreamMonitor:
     def steps(self) -> int:
         """Optimiser steps so far."""
         return self._step
+
+    @property
+    def n_layers(self) -> int:
+        """Blocks that are watched."""
+        return len(self._names)
 
     @property
     def blocks(self) -> list[Block]:
@@ -228,7 +239,7 @@ class StreamMonitor:
     # -- checkpoint and resume -----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything to go on from, in plain types and tensors (``weights_only`` is fine)."""
+        """Return everything to go on from, in plain types and tensors."""
         return {
             "version": _VERSION,
             "step": self._step,
@@ -275,15 +286,11 @@ class StreamMonitor:
         self._gauges = Gauges(
             self._names, self._modules, self._anatomy, given=self._branches, tokens=self.tokens
         )
-        # Only where something was compiled: the import alone takes seconds.
-        if "torch._dynamo" in sys.modules:
-            self._stance = torch.compiler.set_stance("force_eager")
+        self._eager.enter()
 
     def _release(self, gauges: Gauges) -> None:
         gauges.remove()
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-            self._stance = None
+        self._eager.leave()
 
     def _take(self, gauges: Gauges) -> None:
         if not self.history.parts:
@@ -322,9 +329,29 @@ class StreamMonitor:
         return [tensor.detach().clone() for tensor in (*gains, *rows)]
 
 
-def _gains_by_layer(
-    module: nn.Module, names: Sequence[str]
-) -> list[tuple[int, str, nn.Parameter]]:
+class _Eager:
+    """Keeps compiled code from running while any monitor samples."""
+
+    def __init__(self) -> None:
+        self.monitors, self.stance = 0, None
+
+    def enter(self) -> None:
+        self.monitors += 1
+        # Only where something was compiled: the import alone takes seconds.
+        if self.stance is None and "torch._dynamo" in sys.modules:
+            self.stance = torch.compiler.set_stance("force_eager")
+
+    def leave(self) -> None:
+        self.monitors -= 1
+        if self.monitors == 0 and self.stance is not None:
+            self.stance.__exit__(None, None, None)
+            self.stance = None
+
+
+StreamMonitor._eager = _Eager()
+
+
+def _gains_by_layer(module: nn.Module, names: Sequence[str]) -> list[tuple[int, str, nn.Parameter]]:
     """Every norm's gain with its block; the norms outside blocks stand at the number of blocks."""
     found = []
     for name, gain in norm_gains(module).items():
