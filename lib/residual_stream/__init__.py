@@ -41,6 +41,7 @@ from .heads import copying_scores, head_scores, ov_eigenvalues, repeated_random_
 from .jacobian import BlockJacobian, block_jacobian
 from .lens import lens_by_depth
 from .models import available, checkpoints, load
+from .monitor import StreamMonitor
 from .norms import StreamNorms, common_share, stream_norms
 from .paths import PathExpansion, expand_paths
 from .probe import probe
@@ -64,6 +65,7 @@ __all__ = [
     "ReadoutError",
     "ResidualStream",
     "StreamGradients",
+    "StreamMonitor",
     "StreamNorms",
     "Wiring",
     "WiringError",
