@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
+import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -30,9 +31,13 @@ def _band(ax: Axes, x: Sequence[float] | np.ndarray, values: Tensor, color: str)
     ax.plot(x, middle, color=color)
 
 
-def _say(ax: Axes, x: float, y: float, text: str, color: str, **options: object) -> None:
+def _say(
+    ax: Axes, x: SupportsFloat, y: SupportsFloat, text: str, color: str, **options: object
+) -> None:
     settings = {"xytext": (4, 4), "ha": "left"} | options
-    ax.annotate(text, (x, y), color=color, fontsize=9, textcoords="offset points", **settings)
+    ax.annotate(
+        text, (float(x), float(y)), color=color, fontsize=9, textcoords="offset points", **settings
+    )
 
 
 @styled
@@ -40,7 +45,7 @@ def growth(
     start: Sequence[Float[Tensor, " depth"]],
     trained: Float[Tensor, " depth"],
     first: Float[Tensor, " depth"],
-    laws: Mapping[str, Float[Tensor, " depth"]],
+    laws: Mapping[str, Float[Tensor, " depth-1"]],
 ) -> Figure:
     """Draw the mean square length by depth, at random weights and after training.
 
@@ -64,8 +69,8 @@ def growth(
     styles = zip(laws.items(), (":", "--"), (PALETTE["attn"], PALETTE["mlp"]), strict=True)
     for (name, fit), line, color in styles:
         right.plot(depth[1:], fit.cpu().numpy(), line, color=color, linewidth=1.4)
-        above = float(fit[5]) > float(trained[6])
-        _say(right, 6, float(fit[5]), name, color, xytext=(0, 6 if above else -12))
+        at, shift = (24, (0, -13)) if float(fit[-1]) < float(trained[-1]) / 4 else (5, (0, -20))
+        _say(right, at, float(fit[at - 1]), name, color, xytext=shift)
     right.set_yscale("log")
     _say(right, 14, float(first[14]), "position 0", PALETTE["position 0"])
     _say(right, last, float(trained[-1]), "other positions", PALETTE["stream"], ha="right",
@@ -129,23 +134,24 @@ def ratios(start: Sequence[StreamNorms], trained: StreamNorms) -> Figure:
         trained: The same after training.
 
     Returns:
-        A figure with bands over places, position 0 apart, from layer 1 on.
+        A figure of two panels, from layer 1 on: other positions with a band over places, linear
+        axis; position 0, log axis.
     """
-    figure, (ax,) = panels(height=3.4)
+    figure, (left, right) = panels(1, 2, height=3.2, width_ratios=(1.4, 1))
     layers = np.array(trained.layers)[1:]
     for one in start:
-        ax.plot(layers, _middle(one.later.ratio[1:]), color=PALETTE["other"], linewidth=1.2)
-    ax.plot(layers, _middle(trained.first.ratio[1:]), color=PALETTE["position 0"])
-    _band(ax, layers, trained.later.ratio[1:], PALETTE["stream"])
-    ax.set_yscale("log")
-    _say(ax, layers[1], _middle(start[0].later.ratio[2:3])[0], "random weights", PALETTE["other"])
-    _say(ax, layers[-1], _middle(trained.later.ratio[-1:])[0], "trained", PALETTE["stream"],
-         ha="right", xytext=(-14, 0))  # fmt: skip
-    place = len(layers) // 2
-    _say(ax, layers[place], _middle(trained.first.ratio[place + 1 : place + 2])[0], "position 0",
-         PALETTE["position 0"], xytext=(0, 8))  # fmt: skip
-    ax.set_xlabel("layer")
-    ax.set_ylabel("write over stream (log axis)")
+        left.plot(layers, _middle(one.later.ratio[1:]), color=PALETTE["other"], linewidth=1.2)
+    _band(left, layers, trained.later.ratio[1:], PALETTE["stream"])
+    left.set_ylim(bottom=0)
+    _say(left, layers[1], _middle(start[0].later.ratio[2:3])[0], "random weights", PALETTE["other"])
+    _say(left, layers[-6], _middle(trained.later.ratio[-6:-5])[0], "trained", PALETTE["stream"],
+         ha="right", xytext=(-4, 8))  # fmt: skip
+    left.set_ylabel("write over stream")
+    right.plot(layers, _middle(trained.first.ratio[1:]), color=PALETTE["position 0"])
+    right.set_yscale("log")
+    right.set_ylabel("write over stream, position 0 (log axis)")
+    for ax in (left, right):
+        ax.set_xlabel("layer")
     return figure
 
 
@@ -160,8 +166,6 @@ def over_training(profiles: Mapping[int, StreamNorms]) -> Figure:
         A figure of two panels, position 0 in the second.
     """
     figure, axes = panels(1, 2, height=3.2, sharey=True)
-    import matplotlib as mpl
-
     shades = mpl.colormaps[SEQUENTIAL](np.linspace(0, 0.9, len(profiles)))
     some = next(iter(profiles.values()))
     names = ["start", *(label.removesuffix("_out").replace("_", " ") for label in some.labels)]
@@ -198,7 +202,7 @@ def rounding(losses: Mapping[str, Float[Tensor, "update batch pos"]]) -> Figure:
     axes[0].set_ylabel("share of the write lost (log axis)")
     _say(axes[0], depth[len(depth) // 2], 1, "position 0", PALETTE["position 0"], xytext=(0, 2))
     _say(axes[0], depth[len(depth) // 2], _middle(losses[next(iter(losses))][:, :, 1:])[30],
-         "other positions", PALETTE["stream"], xytext=(0, -16))  # fmt: skip
+         "other positions", PALETTE["stream"], xytext=(0, -22))  # fmt: skip
     return figure
 
 
@@ -228,7 +232,7 @@ def removals(
     left.set_yscale("log")
     left.set_ylabel("KL to the whole model (nats, log axis)")
     left.set_xlabel("layer of the removed branch")
-    left.legend(fontsize=9, loc="lower left")
+    left.legend(fontsize=9, loc="upper right")
     left.set_xlim(-1, len(values) / 2 + 3)
     places = np.arange(len(split))
     at_first, elsewhere = np.array(list(split.values())).T
@@ -237,7 +241,7 @@ def removals(
     names = [label.removesuffix("_out").replace("_", " ") for label in split]
     right.set_yticks(places, names)
     right.set_xscale("log")
-    right.set_xlabel("KL when removed at position 0\nonly, or elsewhere only (nats, log axis)")
+    right.set_xlabel("KL, removed at position 0 only\nor elsewhere only (log axis)")
     return figure
 
 
@@ -262,5 +266,5 @@ def laws(fits: Mapping[str, GrowthFit]) -> Figure:
         ax.set_xlim(0, 1.03)
         ax.set_xlabel("R² on the square length" if scale == "y" else "R² on its logarithm")
         zero_line(ax, vertical=True)
-    axes[0].legend(fontsize=8, loc="lower left")
+    axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

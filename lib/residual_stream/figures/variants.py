@@ -27,7 +27,11 @@ LOOKS: dict[str, tuple[str, str]] = {
 
 @styled
 def by_depth(
-    curves: Mapping[str, Float[Tensor, "seed depth"]], depths: Sequence[int], *, what: str
+    curves: Mapping[str, Float[Tensor, "seed depth"]],
+    depths: Sequence[int],
+    *,
+    what: str,
+    top: float | int | None = None,
 ) -> Figure:
     """Draw a quantity at the start of training against the depth of the stack, on log axes.
 
@@ -35,6 +39,7 @@ def by_depth(
         curves: Variant to the values, one row per seed.
         depths: Blocks of each stack.
         what: The quantity, with its unit.
+        top: Upper end of the axis, if a curve leaves the picture.
 
     Returns:
         A figure with a line of means and a dot per seed for every variant.
@@ -47,15 +52,16 @@ def by_depth(
             ax.plot(depths, row.cpu().numpy(), ".", color=color, ms=4)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
+    ax.set_ylim(top=top)
     ax.set_xticks(depths, [str(depth) for depth in depths])
     ax.set_xlabel("layers (log axis)")
     ax.set_ylabel(f"{what} (log axis)")
-    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=2.6)
     return figure
 
 
 @styled
-def cures(runs: pd.DataFrame, *, best: float, top: float) -> Figure:
+def cures(runs: pd.DataFrame, *, best: float, top: float | int) -> Figure:
     """Draw the last loss of every run against the learning rate, one panel per depth.
 
     Args:
@@ -78,7 +84,9 @@ def cures(runs: pd.DataFrame, *, best: float, top: float) -> Figure:
         ax.set_xscale("log")
         ax.set_xlabel(f"learning rate (log axis)\n{depth} layers")
     axes[0].set_ylabel("loss after training (nats)")
-    axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[-1].legend(
+        fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=3.4, markerscale=0.6
+    )
     return figure
 
 
@@ -105,10 +113,10 @@ def factors(
     left.plot(depths, weights, color=PALETTE["mlp"])
     left.axhline(1, color=PALETTE["other"], linewidth=0.8, linestyle=":")
     middle = len(depths) // 2
-    for values, text, shift in ((skip, "α, on the skip", 6), (weights, "β, on the weights", -14)):
+    for values, text, shift in ((skip, "α, on the skip", 6), (weights, "β, on the weights", -16)):
         left.annotate(
-            text, (depths[middle], values[middle]), xytext=(0, shift), ha="right" if shift > 0 else
-            "left", textcoords="offset points", fontsize=9,
+            text, (depths[middle], values[middle]), xytext=(0, shift), ha="right",
+            textcoords="offset points", fontsize=9,
         )  # fmt: skip
     left.set_xscale("log")
     left.set_yscale("log")
