@@ -21,7 +21,7 @@ PORTABLE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_
 # $(call timed,NAME,COMMANDS): run the commands, say how long they took
 timed = @echo "--- $(1)"; start=$$(date +%s); { $(2); } && echo "--- $(1): $$(($$(date +%s) - start)) s"
 
-.PHONY: help env model book test lint test-portable bench notebooks lock clean distclean
+.PHONY: help env model book pdf test lint test-portable bench notebooks lock clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## say what there is
@@ -43,6 +43,9 @@ model: $(INSTALLED)  ## fetch and convert the book's model into the user's cache
 book: $(INSTALLED) model  ## build the site into _build/html
 	rm -rf _build
 	$(call timed,site,$(VENV)/bin/jupyter-book build -W -n --keep-going .)
+
+pdf: $(INSTALLED)  ## print the whole book into _build/the-residual-stream.pdf (needs Chromium)
+	$(call timed,pdf,$(PY) tools/print_book.py)
 
 lint: $(INSTALLED)
 	$(call timed,lint,$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -26,6 +28,9 @@ matplotlib.use("agg")  # not by MPLBACKEND: the notebooks' kernels would inherit
 #: Read as a doctest module beside chapters/conftest.py it would be the same name twice.
 collect_ignore = ["conftest.py"]
 
+#: Pictures of pages on which a test failed.
+SCREENSHOTS = Path(__file__).resolve().parent.parent / "_build" / "screenshots"
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: one thread each
     torch.set_num_threads(1)
 
@@ -37,6 +42,15 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no accelerator on this machine"))
+
+
+def pytest_exception_interact(node):
+    """Keep a picture of what the browser shows where a test of a page fails."""
+    for context in getattr(getattr(node, "funcargs", {}).get("browser"), "contexts", []):
+        for number, page in enumerate(context.pages):
+            SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+            name = re.sub(r"\W+", "-", node.name).strip("-")
+            page.screenshot(path=SCREENSHOTS / f"{name}-{number}.png", full_page=True)
 
 
 @pytest.fixture(scope="session")

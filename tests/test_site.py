@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
@@ -15,13 +16,22 @@ from pathlib import Path
 from types import ModuleType
 from urllib.parse import unquote, urljoin, urlsplit
 
+import nbformat
 import pytest
 import yaml
+from addresses import description
+from chapter_minutes import in_words, measured
+from docutils import nodes
 
-from setup_cell import repository, tag
+from print_book import READY, print_page
+from setup_cell import homepage, repository, tag
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
+#: The path that the site has at its host; GitHub Pages puts a project's site into a folder.
+BASE = urlsplit(homepage()).path
+SCREENSHOTS = ROOT / "_build" / "screenshots"
+AXE = (ROOT / "tests" / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 #: Without these Chromium itself calls its maker's hosts.
 CHROMIUM_OPTIONS = [
@@ -43,13 +53,15 @@ VIEWS = {
 
 
 class Page(HTMLParser):
-    """The ids, the links and the loaded addresses of one page."""
+    """Of one page the ids, the links, the loaded addresses, its head and its neighbours."""
 
     def __init__(self, path: Path):
         super().__init__()
         self.ids: set[str] = set()
         self.links: list[str] = []
         self.loaded: list[str] = []
+        self.said: dict[str, str] = {}
+        self.around: dict[str, str] = {}
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
@@ -59,8 +71,14 @@ class Page(HTMLParser):
             self.ids.add(values["id"])
         if tag == "a" and values.get("href"):
             self.links.append(values["href"])
+            for side in {"left-prev", "right-next"} & set((values.get("class") or "").split()):
+                self.around[side] = values["href"]
+        elif tag == "link" and values.get("rel") == "canonical":
+            self.said["canonical"] = values["href"]
         elif tag == "link" and values.get("href"):
             self.loaded.append(values["href"])
+        elif tag == "meta" and values.get("content"):
+            self.said[values.get("property") or values.get("name") or ""] = values["content"]
         if values.get("src"):
             self.loaded.append(values["src"])
 
@@ -104,7 +122,7 @@ def test_every_internal_link_and_anchor_resolves(site, pages):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
-            target = unquote(urlsplit(urljoin(f"/{name}", link)).path).lstrip("/")
+            target = unquote(urlsplit(urljoin(f"{BASE}{name}", link)).path).removeprefix(BASE)
             target = target or "index.html"
             if not (site / target).is_file():
                 broken.append(f"{name}: {link}")
@@ -122,6 +140,72 @@ def test_no_page_names_another_host_to_load_from(pages):
 
 def test_the_first_page_leads_to_the_landing_page(site):
     assert 'url=book/intro.html"' in (site / "index.html").read_text(encoding="utf-8")
+
+
+#: Pages that have a text of their own: not the redirect, the search and the one for no page.
+def texts(pages) -> dict[str, Page]:
+    return {n: p for n, p in pages.items() if n not in ("index.html", "search.html", "404.html")}
+
+
+def test_every_page_says_where_it_lives_and_what_a_card_of_it_shows(site, pages):
+    cards = set()
+    for name, page in texts(pages).items():
+        assert page.said["canonical"] == page.said["og:url"] == homepage() + name
+        assert page.said["description"] == page.said["og:description"]
+        assert 40 <= len(page.said["description"]) <= 202, name
+        assert (site / page.said["og:image"].removeprefix(homepage())).is_file()
+        cards.add((page.said["og:title"], page.said["og:description"]))
+    assert len(cards) == len(texts(pages))
+
+
+def test_a_description_ends_with_a_sentence_or_a_word():
+    def page(*paragraphs):
+        document = nodes.document(None, None)
+        section = nodes.section()
+        section += [nodes.paragraph("", text) for text in paragraphs]
+        document += section
+        return document
+
+    long = "The first of the sentences says what the page is about, and takes a while. "
+    assert description(page("Short.", long)) == long.strip()
+    assert description(page(long * 3)) == (long * 2).strip()
+    assert description(page("word " * 100)).endswith("word …")
+    assert len(description(page("word " * 100))) <= 202
+    assert description(page("Short.")) == "The Residual Stream: an executable textbook."
+
+
+def test_the_sitemap_lists_every_page_once(site, pages):
+    listed = re.findall(r"<loc>(.*?)</loc>", (site / "sitemap.xml").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(homepage() + name for name in texts(pages))
+
+
+def test_one_can_page_through_the_whole_book_and_back(pages):
+    for side, start in (("right-next", "book/intro.html"), ("left-prev", "book/changelog.html")):
+        seen, at = [], start
+        while at not in seen:
+            seen.append(at)
+            following = pages[at].around.get(side)
+            at = urljoin(f"/{at}", following).lstrip("/") if following else at
+        assert set(seen) == set(texts(pages)), side
+
+
+def test_every_page_has_the_icon(site, pages):
+    for name in texts(pages):
+        text = (site / name).read_text(encoding="utf-8")
+        assert re.search(r'<link rel="icon" href="[./]*_static/favicon.svg', text), name
+    assert "<svg" in (site / "_static" / "favicon.svg").read_text(encoding="utf-8")
+
+
+def test_every_chapter_says_how_long_its_cells_took(site):
+    times = measured(ROOT / "chapters")
+    assert set(times) == {path.stem for path in CHAPTERS}
+    contents = (site / "book" / "how_to_use.html").read_text(encoding="utf-8")
+    for path in CHAPTERS:
+        page = (site / "chapters" / f"{path.stem}.html").read_text(encoding="utf-8")
+        assert f"all cells took {in_words(times[path.stem])} of processor time" in page
+        title = nbformat.read(path, 4).cells[0].source.splitlines()[0].removeprefix("# ")
+        row = re.search(rf"<tr[^>]*>(?:(?!</tr>).)*{re.escape(title)}.*?</tr>", contents, re.DOTALL)
+        assert in_words(times[path.stem]) in row[0]
 
 
 def test_every_claim_of_a_chapter_is_on_its_page_and_linked_from_the_list(pages):
@@ -196,15 +280,16 @@ def test_the_labels_of_the_boxes_can_be_read_on_their_ground(theme):
 def test_address_and_tag_are_the_same_everywhere():
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert config["repository"]["url"] == citation["repository-code"] == repository()
-    assert config["repository"]["branch"] == f"v{citation['version']}" == tag()
-    address = re.compile(r"github\.com/the-residual-stream")
+    assert "repository" not in config  # book/_ext/addresses.py sets it
+    assert citation["repository-code"] == repository()
+    assert f"v{citation['version']}" == tag()
+    address = re.compile(r"github\.com/the-residual-stream|the-residual-stream\.github")
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     kinds = (".py", ".md", ".toml", ".yml", ".cff", "Makefile")
     files = {n: ROOT / n for n in listed.split("\n") if n.endswith(kinds) and (ROOT / n).is_file()}
     typed = {n for n, path in files.items() if address.search(path.read_text(encoding="utf-8"))}
-    assert typed - {"tests/test_site.py"} == {"pyproject.toml", "_config.yml", "CITATION.cff"}
+    assert typed - {"tests/test_site.py"} == {"pyproject.toml", "CITATION.cff"}
 
 
 SMALL_BOOK = {
@@ -250,11 +335,21 @@ def test_the_strict_build_finds_an_anchor_that_is_not_there(tmp_path, replaced, 
 
 @pytest.fixture(scope="module")
 def served(site):
-    """The address at which the site is served, on this machine alone."""
+    """The address at which the site is served, on this machine alone, much as GitHub Pages does."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *arguments):
             pass
+
+        def translate_path(self, path):
+            return super().translate_path("/" + path.removeprefix(BASE).lstrip("/"))
+
+        def send_error(self, code, message=None, explain=None):
+            body = (site / "404.html").read_bytes() if (site / "404.html").is_file() else b""
+            self.send_response(code)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(body)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -315,6 +410,14 @@ ANSWERS = """async () => {
 }"""
 
 
+VIOLATIONS = """async () => {
+    const levels = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"];
+    const found = await axe.run(document, {runOnly: levels, resultTypes: ["violations"]});
+    return found.violations.map(v => `${v.id}: ${v.help}, ${v.nodes.length} times, first ${
+        v.nodes[0].html.slice(0, 200)}`);
+}"""
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_page_opens_clean(browser, served, pages, view):
     page, troubles = open_view(browser, served, view)
@@ -323,11 +426,12 @@ def test_every_page_opens_clean(browser, served, pages, view):
         if path == "index.html":  # a redirect: the page it leads to is looked at itself
             continue
         troubles.clear()
+        before = len(problems)
         page.goto(f"{served}/{path}", wait_until="networkidle")
         page.wait_for_function(MATHS_READY)
         answers = page.evaluate(ANSWERS)
         problems += [f"{path}: {trouble}" for trouble in troubles]
-        if answers["theme"] != VIEWS[view]["color_scheme"]:
+        if answers["theme"] != VIEWS[view]["color_scheme"] and path != "404.html":
             problems.append(f"{path}: the theme is {answers['theme']}")
         if answers["over"] > 1:
             problems.append(f"{path}: {answers['over']} px wider than the window")
@@ -335,9 +439,63 @@ def test_every_page_opens_clean(browser, served, pages, view):
             problems.append(f"{path}: formulas {answers}")
         if answers["barred"]:
             problems.append(f"{path}: {answers['barred']} formulas in a sentence have scroll bars")
+        page.evaluate(AXE)
+        problems += [f"{path}: {found}" for found in page.evaluate(VIOLATIONS)]
+        if len(problems) > before:
+            SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+            name = f"{view}-{path.replace('/', '-')}.png"
+            page.screenshot(path=SCREENSHOTS / name, full_page=True)
     page.context.close()
     if problems:
         pytest.fail("\n".join(problems), pytrace=False)
+
+
+def test_a_missing_page_is_answered_at_any_depth_and_leads_back(browser, served):
+    page = browser.new_context(**VIEWS["phone"]).new_page()
+    page.set_default_timeout(PATIENCE)
+    for missing in ("nothing.html", "chapters/01_bus.html/nothing/at/all"):
+        answer = page.goto(f"{served}{BASE}{missing}")
+        assert answer.status == 404
+        assert page.get_by_role("heading").inner_text() == "No such page"
+    page.get_by_role("link", name="The first page").click()
+    page.wait_for_load_state("networkidle")
+    assert "The Residual Stream" in page.get_by_role("heading", level=1).first.inner_text()
+    page.context.close()
+
+
+def test_a_chapter_transfers_at_most_three_megabytes(browser, served):
+    for path in CHAPTERS:
+        page, _ = open_view(browser, served, "light")  # a context of its own: nothing is cached
+        bodies = {}
+        page.on("response", lambda r, seen=bodies: seen.setdefault(r.url, r))
+        page.goto(f"{served}/chapters/{path.stem}.html", wait_until="networkidle")
+        packed = 0  # GitHub Pages packs texts; pictures and fonts are packed already
+        for address, response in bodies.items():
+            if address.startswith(served):
+                body = response.body()
+                whole = address.split("?")[0].endswith((".png", ".woff", ".woff2"))
+                packed += len(body if whole else gzip.compress(body, 6))
+        print(f"{path.stem}: {packed / 1e6:.2f} MB in {len(bodies)} requests")
+        assert packed <= 3_000_000
+        page.context.close()
+
+
+def test_a_page_prints_with_its_outline_and_nothing_folded(browser, served, site, tmp_path):
+    print_page(browser, site / "chapters" / f"{CHAPTERS[0].stem}.html", tmp_path / "page.pdf")
+    printed = (tmp_path / "page.pdf").read_bytes()
+    assert printed.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type /Page\b", printed)) > 10
+    assert b"/Outlines" in printed and b"/StructTreeRoot" in printed
+    page, _ = open_view(browser, served, "light")
+    page.goto(f"{served}/chapters/{CHAPTERS[0].stem}.html", wait_until="networkidle")
+    page.emulate_media(media="print")
+    page.evaluate(READY)
+    shut = "details:not([open]):not(.hide)"
+    assert page.locator(shut).count() == 0 < page.locator("details[open]").count()
+    assert page.locator("details.hide").first.is_hidden()
+    wide = "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).length"
+    assert page.locator(".bd-article div.cell pre").evaluate_all(wide) == 0
+    page.context.close()
 
 
 def test_the_search_finds_a_page(browser, served):

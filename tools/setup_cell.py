@@ -57,6 +57,11 @@ def repository() -> str:
     return _project_value("Repository").rstrip("/")
 
 
+def homepage() -> str:
+    """Return the address of the site, with a final slash."""
+    return _project_value("Homepage").rstrip("/") + "/"
+
+
 def tag() -> str:
     """Return the tag of this version, such as v0.1.0."""
     return "v" + _project_value("version")
