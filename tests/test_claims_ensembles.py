@@ -123,7 +123,10 @@ MUTATIONS = {
         "E6",
         {"mutation": patching(rs, "delete_layers", positions_ignored)},
     ),
-    "another coordinate": ("E6", {"rewrite": ("mlp[0].abs().argmax()", "attn[0].abs().argmax()")}),
+    "another layer's write": (
+        "E6",
+        {"rewrite": ('stream.write("11_mlp_out")', 'stream.write("10_mlp_out")')},
+    ),
     "half of the branch": ("E7", {"rewrite": ("writes[0] + writes[1]", "writes[1]")}),
     "only the identity": ("E8", {"mutation": patching(rs, "stream_gradients", no_branches)}),
     "the start is the end": ("E9", {"mutation": patching(rs, "untrained", already_trained)}),
