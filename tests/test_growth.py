@@ -37,8 +37,8 @@ def test_a_shrinking_stream_has_a_factor_below_one():
 
 def test_where_the_scales_disagree_it_is_undecided():
     # a leap, then a factor: on y the factor fits, on the logarithm the leap asks for the line
-    fit = fit_growth(torch.cat([torch.tensor([1.0]).double(), 200 * 1.1 ** (2 * DEPTH)]))
-    assert fit.r2_exponential["y"] > 0.99 > fit.r2_linear["y"]
+    fit = fit_growth(torch.cat([torch.tensor([1.0]).double(), 1e4 * 1.05 ** (2 * DEPTH)]))
+    assert fit.r2_exponential["y"] > fit.r2_linear["y"] + 0.05
     assert fit.r2_linear["log y"] > fit.r2_exponential["log y"]
     assert fit.better == "undecided"
 

@@ -264,6 +264,7 @@ def laws(fits: Mapping[str, GrowthFit]) -> Figure:
         ax.barh(places - 0.2, other, height=0.38, color=PALETTE["mlp"], label="exponential")
         ax.set_yticks(places, list(fits))
         ax.set_xlim(0, 1.03)
+        ax.set_xticks([0, 0.5, 1])
         ax.set_xlabel("R² on the square length" if scale == "y" else "R² on its logarithm")
         zero_line(ax, vertical=True)
     axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
