@@ -10,7 +10,7 @@ section 4; Lad et al. 2024, *The Remarkable Robustness of LLMs*.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Positions = int | slice | Sequence[int] | None
 _BRANCHES = {"layer": ("attn", "mlp"), "attn": ("attn",), "mlp": ("mlp",)}
 _AFTER_FIRST = slice(1, None)
+_PLACES = 64  # at which predictions are compared side by side
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -258,12 +259,12 @@ class _Intact:
         self.read = to_positions(read, length, caller=caller).to(tokens.device)
         # Places whose next token is in the text.
         self.ahead = self.read < length - 1
-        self.next_tokens = tokens[:, (self.read + 1)[self.ahead]]  # [batch, next_pos]
         if not bool(self.ahead.any()):
             raise ValueError(
                 f"{caller}: at positions {self.read.tolist()} of {length} tokens there is no next "
                 "token to predict; pass a longer text"
             )
+        self.next_tokens = tokens.roll(-1, dims=1)[:, self.read].flatten()  # [place]
         self.readout: Readout = read_readout(model)
         self.entering: list[Tensor] = []
         hooks = [
@@ -272,24 +273,33 @@ class _Intact:
         ]
         self.entering.append(run_to_top(model, tokens, fwd_hooks=hooks))
         self.dtype = self.entering[0].dtype
-        logits = self.logits(self.entering[-1])
-        log_total = logits.logsumexp(-1)
-        # Not by log_softmax: in float32 on the CPU its probabilities add up to 1 ± 1e-5 only.
-        logp = logits - log_total[..., None]
-        self.p = logp.exp()
-        self.entropy = -torch.linalg.vecdot(self.p, logp)
-        self.best = logits.argmax(-1)
-        self.loss = self.loss_of(logits, log_total)
+        p, entropy, best, loss = [], [], [], []
+        for some, logits in self.logits(self.entering[-1]):
+            log_total = logits.logsumexp(-1)
+            # Not by log_softmax: in float32 on the CPU its probabilities add up to 1 ± 1e-5 only.
+            logp = logits - log_total[:, None]
+            p.append(logp.exp())
+            entropy.append(-torch.linalg.vecdot(p[-1], logp))
+            best.append(logits.argmax(-1))
+            loss.append(self.loss_of(logits, log_total, some))
+        self.p, self.entropy, self.best, self.loss = p, entropy, best, loss
 
-    def logits(self, top: Tensor) -> Tensor:
-        """The model's own logits, in float32, at the positions read."""
-        logits = own_logits(self.model, self.readout, top[:, self.read]).float()
+    def logits(self, top: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The model's own logits at the places read, in float32, some places at a time.
+
+        Logits of all places at once would not fit in any cache, and the memory for them would be
+        asked for and given back with every comparison.
+        """
+        places = top[:, self.read].flatten(0, 1)
         cap = self.readout.soft_cap
-        return cap * torch.tanh(logits / cap) if cap else logits
+        for start in range(0, len(places), _PLACES):
+            some = slice(start, start + _PLACES)
+            logits = own_logits(self.model, self.readout, places[None, some])[0].float()
+            yield some, cap * torch.tanh(logits / cap) if cap else logits
 
-    def loss_of(self, logits: Tensor, log_total: Tensor) -> Tensor:
-        own = logits[:, self.ahead].gather(-1, self.next_tokens[..., None])[..., 0]
-        return log_total[:, self.ahead] - own
+    def loss_of(self, logits: Tensor, log_total: Tensor, some: slice) -> Tensor:
+        """Next-token loss; of no use at the last position, which ``departure`` leaves out."""
+        return log_total - logits.gather(-1, self.next_tokens[some, None])[:, 0]
 
     def without(self, layer: int, what: str, where: Tensor, hooks: list[Hook]) -> Tensor:
         """The stream after a block that writes nothing at some positions."""
@@ -300,12 +310,17 @@ class _Intact:
         return run_blocks(self.model, self.entering[layer], layer, layer + 1, fwd_hooks=hooks)
 
     def compare(self, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits = self.logits(top)
-        log_total = logits.logsumexp(-1)
-        # KL = −H(p) − Σ p log q, as a dot product: no second tensor of the vocabulary's size.
-        kl = -self.entropy - torch.linalg.vecdot(self.p, logits) + log_total
-        change = self.loss_of(logits, log_total) - self.loss
-        return logits.argmax(-1) == self.best, kl.clamp(min=0.0), change
+        kept, kls, changes = [], [], []
+        for i, (some, logits) in enumerate(self.logits(top)):
+            log_total = logits.logsumexp(-1)
+            # KL = −H(p) − Σ p log q, as a dot product: no second tensor of the vocabulary's size.
+            kl = -self.entropy[i] - torch.linalg.vecdot(self.p[i], logits) + log_total
+            kept.append(logits.argmax(-1) == self.best[i])
+            kls.append(kl.clamp(min=0.0))
+            changes.append(self.loss_of(logits, log_total, some) - self.loss[i])
+        shape = (len(self.tokens), len(self.read))
+        change = torch.cat(changes).reshape(shape)[:, self.ahead]
+        return torch.cat(kept).reshape(shape), torch.cat(kls).reshape(shape), change
 
     def departure(
         self, found: Sequence[tuple[Tensor, Tensor, Tensor]], runs: list[Any], what: str
