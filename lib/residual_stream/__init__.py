@@ -29,6 +29,7 @@ from .audit import Audit, LedgerError
 from .composition import composes, composition_baseline, composition_pairs, composition_scores
 from .heads import copying_scores, head_scores, ov_eigenvalues, repeated_random_tokens
 from .lens import lens_by_depth
+from .long_corpora import CorpusShares, corpus_shares, over_corpus
 from .models import available, checkpoints, load
 from .probe import probe
 from .probe_story import Probe
@@ -40,6 +41,7 @@ from .wiring import Wiring, WiringError, read_wiring
 __all__ = [
     "Attribution",
     "Audit",
+    "CorpusShares",
     "LedgerError",
     "Probe",
     "Readout",
@@ -57,6 +59,7 @@ __all__ = [
     "composition_pairs",
     "composition_scores",
     "coordinates",
+    "corpus_shares",
     "copying_scores",
     "directions",
     "divisor",
@@ -66,6 +69,7 @@ __all__ = [
     "load",
     "logit_attribution",
     "ov_eigenvalues",
+    "over_corpus",
     "own_logits",
     "packing",
     "pairs",
