@@ -40,6 +40,7 @@ from .gradients import (
 from .heads import copying_scores, head_scores, ov_eigenvalues, repeated_random_tokens
 from .jacobian import BlockJacobian, block_jacobian
 from .lens import lens_by_depth
+from .long_corpora import CorpusShares, corpus_shares, over_corpus
 from .models import available, checkpoints, load
 from .monitor import StreamMonitor
 from .norms import StreamNorms, common_share, stream_norms
@@ -56,6 +57,7 @@ __all__ = [
     "Attribution",
     "Audit",
     "BlockJacobian",
+    "CorpusShares",
     "Departure",
     "LedgerError",
     "PathExpansion",
@@ -82,6 +84,7 @@ __all__ = [
     "composition_scores",
     "coordinates",
     "copying_scores",
+    "corpus_shares",
     "delete_layers",
     "directions",
     "divisor",
@@ -95,6 +98,7 @@ __all__ = [
     "load",
     "logit_attribution",
     "ov_eigenvalues",
+    "over_corpus",
     "own_logits",
     "packing",
     "pairs",

@@ -60,6 +60,74 @@ class Result:
         }
 
 
+@dataclass(frozen=True)
+class Finding:
+    """What a cell measured, where no claim is decided; shows itself in a notebook.
+
+    Attributes:
+        sentence: What was measured, with values formatted by this module's functions.
+
+    Example:
+        >>> Finding(f"All {number(30)} updates are there.")
+        Finding. All 30 updates are there.
+    """
+
+    sentence: str
+
+    def __str__(self) -> str:
+        """The sentence, as plain text."""
+        return f"Finding. {self.sentence}"
+
+    __repr__ = __str__
+
+    def _repr_markdown_(self) -> str:
+        return f"> **Finding.** {self.sentence}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table written by code; shows itself in a notebook and as text.
+
+    Attributes:
+        columns: The heads of the columns.
+        rows: The rows, as many cells in each as there are columns.
+
+    Example:
+        >>> Table(["layer", "kept"], [["0", "no"], ["11", "yes"]])
+        layer  kept
+        0      no
+        11     yes
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __post_init__(self) -> None:
+        """Refuse rows that do not fit the columns."""
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"Table: a row has {len(row)} cells ({row!r}), there are {len(self.columns)} "
+                    "columns"
+                )
+
+    def __str__(self) -> str:
+        """The table in fixed-width text."""
+        lines = [self.columns, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+    __repr__ = __str__
+
+    def _repr_markdown_(self) -> str:
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        cells = [[cell.replace("|", "\\|").replace("\n", "⏎") for cell in line] for line in lines]
+        return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+
+
 def number(value: int | float | Tensor, digits: int = 3) -> str:
     """Format a value to ``digits`` significant digits, thousands set off by a narrow space.
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import matplotlib as mpl
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from matplotlib.ft2font import FT2Font
@@ -151,3 +151,42 @@ def shown(word: str) -> str:
 def _glyphs() -> frozenset[int]:
     """The characters of the book's font."""
     return frozenset(FT2Font(findfont("DejaVu Sans")).get_charmap())
+
+
+@styled
+def survival_by_lead(
+    lead: Float[Tensor, " place"],
+    survived: Float[Tensor, " place"],
+    *,
+    groups: Int[Tensor, " place"],
+    published: float,
+) -> Figure:
+    """Draw the share of deletions that keep a prediction against how far ahead it was.
+
+    Args:
+        lead: Logit of the prediction over its best rival, with nothing deleted.
+        survived: Share of the deletions that keep it.
+        groups: The group of each place, by rising lead.
+        published: A single figure to draw beside them.
+
+    Returns:
+        A scatter plot with the groups' medians.
+    """
+    figure, (ax,) = panels(height=3.2)
+    x, y = lead.double().cpu().numpy(), survived.double().cpu().numpy()
+    ax.scatter(x, y, s=10, alpha=0.45, color=PALETTE["stream"], linewidths=0)
+    at = [groups.cpu().numpy() == group for group in range(int(groups.max()) + 1)]
+    ax.plot(
+        [np.median(x[one]) for one in at], [np.median(y[one]) for one in at], "o-",
+        color=PALETTE["attn"], label="medians of the groups",
+    )  # fmt: skip
+    ax.axhline(published, color=PALETTE["mlp"], linestyle="--", linewidth=1)
+    ax.annotate(
+        "published, one position", (x.max(), published), xytext=(0, 4), ha="right", fontsize=9,
+        textcoords="offset points", color=PALETTE["mlp"],
+    )  # fmt: skip
+    ax.set_ylim(-0.03, 1.08)
+    ax.set_xlabel("lead over the best rival, nothing deleted (logits)")
+    ax.set_ylabel("deletions survived (fraction)")
+    ax.legend(loc="lower right")
+    return figure
