@@ -13,11 +13,14 @@ from residual_stream import stream as stream_module
 
 # What each analysis needs besides the stream; one that is new must be added here.
 ARGUMENTS = {
-    "ablate_heads": ([(0, 1)],),
-    "cancellations": (),
-    "cancelled_share": (),
-    "logit_attribution": (5,),
-    "self_repair": ([(0, 1)], 5),
+    "ablate_heads": {"heads": [(0, 1)]},
+    "cancellations": {},
+    "cancelled_share": {},
+    "common_share": {},
+    "logit_attribution": {"targets": 5},
+    "rounding_by_depth": {"dtype": torch.bfloat16},
+    "self_repair": {"heads": [(0, 1)], "targets": 5},
+    "stream_norms": {},
 }
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
 
@@ -36,7 +39,8 @@ def analyses():
     return found
 
 
-INTERNAL = {"along_each_write", "branch_shares"}  # reached through logit_attribution only
+# Reached through an analysis only, or returning a part of the stream with its audit.
+INTERNAL = {"along_each_write", "at_position", "branch_shares"}
 
 
 def test_every_analysis_of_a_stream_is_in_the_list():
@@ -51,10 +55,10 @@ def stream(bench):
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_open_ledger_is_refused_by_every_analysis(name, stream):
     function, arguments = analyses()[name], ARGUMENTS[name]
-    function(stream, *arguments)  # the closed one, which is then remembered as closed
+    function(stream, **arguments)  # the closed one, which is then remembered as closed
     stream.writes[2, :, 1] += 0.5
     with pytest.raises(rs.LedgerError, match=f"^{name}: .*a write was changed or lost"):
-        function(stream, *arguments)
+        function(stream, **arguments)
     stream.writes[2, :, 1] -= 0.5
 
 
@@ -63,7 +67,7 @@ def test_a_block_that_did_not_close_when_recorded_is_refused_by_name(name, strea
     first, *others = stream.blocks
     broken = dataclasses.replace(stream, blocks=(dataclasses.replace(first, error=0.1), *others))
     with pytest.raises(rs.LedgerError, match=f"^{name}: .*does not close at the embedding"):
-        analyses()[name](broken, *ARGUMENTS[name])
+        analyses()[name](broken, **ARGUMENTS[name])
 
 
 def test_ablating_directions_to_their_mean_refuses_a_model_whose_ledger_is_open(bench):

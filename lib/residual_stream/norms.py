@@ -175,7 +175,7 @@ def stream_norms(stream: ResidualStream, *, unit: Unit = "layer") -> StreamNorms
     """
     if unit not in ("layer", "sublayer"):
         raise ValueError(f"stream_norms: unit {unit!r}; it may be 'layer' or 'sublayer'")
-    stream.require_closed()
+    stream.require_closed(caller="stream_norms")
     return _norms_of(stream.writes, stream, unit)
 
 
@@ -218,7 +218,11 @@ def common_share(stream: ResidualStream, *, first: bool = False) -> Float[Tensor
     Args:
         stream: A recorded stream.
         first: Whether position 0 counts as a token; it is left out otherwise.
+
+    Raises:
+        LedgerError: The ledger does not close.
     """
+    stream.require_closed(caller="common_share")
     chosen = stream.positions >= (0 if first else 1)
     at = stream.writes[:, :, chosen].double().flatten(1, 2)  # [write, token, d_model]
     return at.mean(1).square().sum(-1) / at.square().sum(-1).mean(1)

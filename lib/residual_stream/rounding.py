@@ -64,6 +64,7 @@ def rounding_by_depth(
 
     Raises:
         ValueError: The stream is no finer than ``dtype``.
+        LedgerError: The ledger does not close.
 
     Example:
         >>> import residual_stream as rs
@@ -71,6 +72,7 @@ def rounding_by_depth(
         >>> rs.rounding.rounding_by_depth(stream, dtype=torch.bfloat16).shape
         torch.Size([8, 1, 8])
     """
+    stream.require_closed(caller="rounding_by_depth")
     if torch.finfo(stream.writes.dtype).eps >= torch.finfo(dtype).eps:
         raise ValueError(
             f"rounding_by_depth: the stream is in {stream.writes.dtype}, no finer than {dtype}; "
