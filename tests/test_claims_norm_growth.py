@@ -10,7 +10,7 @@ import torch
 
 import residual_stream as rs
 from chapter_cells import Chapter, patching, replacing
-from residual_stream import blocks, connections, runs
+from residual_stream import blocks, clinic, connections, runs
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -71,6 +71,16 @@ def a_fixed_point(rounding_loss):
     return fixed
 
 
+def patients_that_are_all_sound(case):
+    """Every patient is trained without its fault, and still said to have it."""
+    sound = case("C")
+
+    def healthy(name):
+        return replace(sound, diagnosis=case(name).diagnosis)
+
+    return healthy
+
+
 MUTATIONS = {
     "the model has learned nothing": ("N1", {"mutation": nothing_was_learned}),
     "the random weights are trained ones": ("N1", {"mutation": random_weights_were_trained}),
@@ -103,12 +113,16 @@ MUTATIONS = {
         "N9",
         {"rewrite": ("value[:, places] = 0", "value[:, 1:][:, places] = 0")},
     ),
+    "nothing was planted in the patients": (
+        "N8",
+        {"mutation": patching(clinic, "_case", patients_that_are_all_sound)},
+    ),
     "numbers have a fixed point": (
         "N10",
         {"mutation": patching(rs.rounding, "rounding_loss", a_fixed_point)},
     ),
 }
-CLAIMS = [f"N{n}" for n in (1, 2, 3, 4, 5, 6, 7, 9, 10)]
+CLAIMS = [f"N{n}" for n in range(1, 11)]
 
 
 def test_every_claim_of_the_chapter_is_on_the_page_and_has_a_mutation(chapter):
