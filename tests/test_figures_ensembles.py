@@ -10,8 +10,9 @@ import residual_stream as rs
 from handmade import random_model
 from residual_stream.deletion import delete_layers
 from residual_stream.figures import ensembles, gradients
-from residual_stream.gradients import gradient_by_path_length, stream_gradients
+from residual_stream.gradients import stream_gradients
 from residual_stream.jacobian import block_jacobian
+from residual_stream.path_gradients import gradient_by_path_length
 from residual_stream.paths import expand_paths
 
 TOKENS = torch.tensor([[1, 5, 9, 2, 4], [7, 7, 3, 11, 0]])

@@ -8,11 +8,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import residual_stream as rs
 from handmade import random_model
-from residual_stream.gradients import (
-    gradient_by_path_length,
-    gradient_of_every_path,
-    stream_gradients,
-)
+from residual_stream.gradients import stream_gradients
+from residual_stream.path_gradients import gradient_by_path_length, gradient_of_every_path
 from residual_stream.precision import Float64Throughout
 
 TOKENS = torch.tensor([[1, 5, 9, 2, 4], [7, 7, 3, 11, 0]])

@@ -31,13 +31,7 @@ from .attribution import Attribution, logit_attribution
 from .audit import Audit, LedgerError
 from .composition import composes, composition_baseline, composition_pairs, composition_scores
 from .deletion import Departure, delete_layers, reorder_layers
-from .gradients import (
-    PathGradients,
-    StreamGradients,
-    gradient_by_path_length,
-    gradient_of_every_path,
-    stream_gradients,
-)
+from .gradients import StreamGradients, stream_gradients
 from .heads import copying_scores, head_scores, ov_eigenvalues, repeated_random_tokens
 from .jacobian import BlockJacobian, block_jacobian
 from .lens import lens_by_depth
@@ -45,6 +39,7 @@ from .long_corpora import CorpusShares, corpus_shares, over_corpus
 from .models import available, checkpoints, load
 from .monitor import StreamMonitor
 from .norms import StreamNorms, common_share, stream_norms
+from .path_gradients import PathGradients, gradient_by_path_length, gradient_of_every_path
 from .paths import PathExpansion, expand_paths
 from .probe import probe
 from .probe_story import Probe

@@ -13,8 +13,9 @@ from torch import Tensor
 from .style import PALETTE, panels, styled
 
 if TYPE_CHECKING:
-    from ..gradients import PathGradients, StreamGradients
+    from ..gradients import StreamGradients
     from ..jacobian import BlockJacobian
+    from ..path_gradients import PathGradients
 
 VARIANT_COLORS = {"plain": "other", "residual": "attn", "highway": "embed"}
 
