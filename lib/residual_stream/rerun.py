@@ -57,14 +57,15 @@ _TUPLES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 def _blocks_return_tuples(model: TransformerBridge) -> bool:
     """Whether the stack expects ``(stream, ...)`` from a block; seen once, on one token.
 
-    Falcon, GPT-Neo, BLOOM and TransformerLens's own blocks return tuples, most others a tensor, and
-    annotations of their forward methods do not tell (test_every_architecture_runs_on_from_a_layer).
+    Falcon, GPT-Neo, BLOOM and TransformerLens's own blocks return tuples, GPT-1's lists, most
+    others a tensor; the annotations of their forward methods do not tell
+    (test_every_architecture_runs_on_from_a_layer).
     """
     if model not in _TUPLES:
         block, forms = getattr(model.blocks[0], "original_component", None), []
         if block is None:  # not a bridge: a module of this library, which returns the stream
             return False
-        handle = block.register_forward_hook(lambda *call: forms.append(isinstance(call[2], tuple)))
+        handle = block.register_forward_hook(lambda *call: forms.append(isinstance(call[2], (tuple, list))))
         token = torch.zeros(1, 1, dtype=torch.long, device=model.cfg.device)
         try:
             with torch.no_grad(), without_hooks(model):
