@@ -10,6 +10,7 @@ True
 from . import (
     arrangements,
     cancellation,
+    clinic,
     coordinates,
     directions,
     divisor,
@@ -75,6 +76,7 @@ __all__ = [
     "block_jacobian",
     "cancellation",
     "checkpoints",
+    "clinic",
     "common_share",
     "composes",
     "composition_baseline",
