@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from ..monitor import StreamMonitor
 from .style import DIVERGING, PALETTE, SEQUENTIAL, panels, styled
-
-_LINES = ("stream", "attn", "mlp", "embed", "norm", "parallel", "other")
 
 
 @styled
@@ -204,5 +203,6 @@ def _signs(monitor: StreamMonitor) -> list[np.ndarray]:
     ]
 
 
-def _colors(count: int) -> list[str]:
-    return [PALETTE[_LINES[i % len(_LINES)]] for i in range(count)]
+def _colors(count: int) -> list[tuple[float, float, float, float]]:
+    """Shades, not the palette's hues: a run is none of the things that those stand for."""
+    return [mpl.colormaps[SEQUENTIAL](0.85 * i / max(count - 1, 1)) for i in range(count)]
