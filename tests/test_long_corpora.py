@@ -83,11 +83,17 @@ def test_wrong_use_is_refused(bench, texts, options, error, said):
 PEAK = """
 import json, sys
 import torch
+import transformers
 import residual_stream as rs
 from residual_stream.long_corpora import corpus_shares, over_corpus
 
 torch.set_num_threads(1)
-model = rs.load("bench", device="cpu")
+config = transformers.LlamaConfig(
+    vocab_size=1000, hidden_size=512, intermediate_size=512, num_hidden_layers=12,
+    num_attention_heads=8, num_key_value_heads=8,
+)
+torch.manual_seed(0)
+model = rs.load(transformers.LlamaForCausalLM(config))
 tokens, keep = int(sys.argv[1]), sys.argv[2] == "keep"
 ids = torch.randint(3, 900, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
 texts = (ids[i : i + 50] for i in range(0, tokens, 50))
@@ -122,5 +128,5 @@ def test_two_thousand_tokens_peak_where_two_hundred_do():
     rise = {name: one["peak"] - one["before"] for name, one in
             (("short", short), ("long", long), ("kept", kept))}  # fmt: skip
     assert long["peak"] <= 1.2 * short["peak"]  # the whole process
-    assert rise["long"] <= 1.2 * rise["short"] + 2_000, rise  # what the work itself needs, in KiB
-    assert rise["kept"] > 1.5 * rise["long"], rise  # the test would see streams that stay
+    assert rise["long"] <= 1.2 * rise["short"], rise  # what the work itself needs, in KiB
+    assert rise["kept"] > 3 * rise["long"], rise  # the test would see streams that stay

@@ -30,6 +30,9 @@ def over_corpus(
 ) -> Iterator[ResidualStream]:
     """Record a corpus batch by batch; memory does not grow with it if each stream is let go.
 
+    A loop's own name holds a stream while the next is recorded; ``del`` it at the end of the body
+    to hold one at a time.
+
     The texts are read one by one, tokenised, joined end to end, and cut into rows of ``length``
     tokens, each with the model's beginning-of-text token first if it has one. What is left over at
     the end and does not fill a row is dropped.
@@ -206,6 +209,7 @@ def corpus_shares(
         logits.append(split.logit.flatten().float().cpu())
         ids.append(wanted.flatten().cpu())
         worst = max(worst, float(split.remainder.abs().max()))
+        del stream  # before the next is recorded: the loop's name would hold two at a time
     return CorpusShares(
         labels=split.labels,
         layers=split.layers,

@@ -65,7 +65,9 @@ def _blocks_return_tuples(model: TransformerBridge) -> bool:
         block, forms = getattr(model.blocks[0], "original_component", None), []
         if block is None:  # not a bridge: a module of this library, which returns the stream
             return False
-        handle = block.register_forward_hook(lambda *call: forms.append(isinstance(call[2], (tuple, list))))
+        handle = block.register_forward_hook(
+            lambda *call: forms.append(isinstance(call[2], (tuple, list)))
+        )
         token = torch.zeros(1, 1, dtype=torch.long, device=model.cfg.device)
         try:
             with torch.no_grad(), without_hooks(model):
