@@ -10,6 +10,7 @@ True
 from . import (
     arrangements,
     cancellation,
+    checks,
     coordinates,
     directions,
     divisor,
@@ -77,6 +78,7 @@ __all__ = [
     "block_jacobian",
     "cancellation",
     "checkpoints",
+    "checks",
     "common_share",
     "composes",
     "composition_baseline",
