@@ -21,7 +21,7 @@ PORTABLE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_
 # $(call timed,NAME,COMMANDS): run the commands, say how long they took
 timed = @echo "--- $(1)"; start=$$(date +%s); { $(2); } && echo "--- $(1): $$(($$(date +%s) - start)) s"
 
-.PHONY: help env model book pdf test lint test-portable bench notebooks lock clean distclean
+.PHONY: help env model book pdf test lint test-portable test-course grade protections course bench notebooks lock clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## say what there is
@@ -55,6 +55,22 @@ test: $(INSTALLED) model lint  ## lint, unit tests, doctests, every notebook, th
 
 test-portable: $(INSTALLED) model  ## every notebook again, one thread, AVX2 only: outputs must hold on any processor
 	@$(PORTABLE) $(PYTEST) $(PARALLEL) --durations 12 $(NBVAL) chapters
+
+COURSE := HF_HUB_OFFLINE=1 PYTHONPATH=lib:tools $(PY) -m course
+
+test-course: $(INSTALLED) model  ## the assignments and their graders, in full: every attack, every damage
+	@OMP_NUM_THREADS=1 COURSE_TESTS=full $(PYTEST) $(PARALLEL) --durations 12 tests/test_course_*.py
+
+course: $(INSTALLED)  ## write every version of every assignment (OTTER=path: otter's package too)
+	@$(COURSE) build $(if $(OTTER),--otter $(OTTER))
+
+grade: $(INSTALLED) model  ## grade a folder of notebooks: make grade SUBMISSIONS=folder [SHEET=01_bus] [OUT=…] [OPTIONS=…]
+	@test -n "$(SUBMISSIONS)" || { echo "make: grade what? make grade SUBMISSIONS=folder"; exit 1; }
+	@$(COURSE) grade "$(SUBMISSIONS)" $(if $(SHEET),--sheet $(SHEET)) $(if $(OUT),--out "$(OUT)") \
+		--places $(JOBS) $(OPTIONS)
+
+protections: $(INSTALLED)  ## measure what a graded notebook is kept from on this machine
+	@$(COURSE) protections
 
 bench: $(INSTALLED) model  ## measure the library beside TransformerLens's own functions
 	@for file in benchmarks/*.py; do echo "--- $$file"; $(PY) $$file || exit 1; done

@@ -10,6 +10,7 @@ True
 from . import (
     arrangements,
     cancellation,
+    checks,
     clinic,
     coordinates,
     directions,
@@ -73,6 +74,7 @@ __all__ = [
     "block_jacobian",
     "cancellation",
     "checkpoints",
+    "checks",
     "clinic",
     "common_share",
     "composes",
