@@ -31,6 +31,8 @@ PALETTE: dict[str, str] = {
     "other": "#8A8A8A",
 }
 PALETTE["pos_embed"] = "#56B4E9"
+# What mixes positions in another way than attention does.
+PALETTE["linear_attn"] = PALETTE["mixer"] = "#7A9CC6"
 #: The same hues, lighter, for the widgets of :mod:`residual_stream.widgets` on a dark page.
 PALETTE_DARK: dict[str, str] = {
     "embed": "#35C29A",
