@@ -33,6 +33,7 @@ from .models import available, checkpoints, load
 from .readout import Readout, ReadoutError, own_logits, read_readout
 from .rerun import rerun_from, run_to_top, skipped_blocks
 from .stream import ResidualStream, record
+from .switches import Switches, switch_off
 from .wiring import Wiring, WiringError, read_wiring
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Readout",
     "ReadoutError",
     "ResidualStream",
+    "Switches",
     "Wiring",
     "WiringError",
     "ablate_heads",
@@ -78,6 +80,7 @@ __all__ = [
     "skipped_blocks",
     "subspaces",
     "superposition",
+    "switch_off",
     "texts",
     "widgets",
 ]

@@ -3,7 +3,17 @@
 One palette for the whole book (:mod:`.style`): what a colour stands for never changes.
 """
 
-from . import attribution, bus, composition, geometry, style, superposition
+from . import attribution, bus, climb, composition, geometry, style, superposition, switches
 from .style import PALETTE
 
-__all__ = ["PALETTE", "attribution", "bus", "composition", "geometry", "style", "superposition"]
+__all__ = [
+    "PALETTE",
+    "attribution",
+    "bus",
+    "climb",
+    "composition",
+    "geometry",
+    "style",
+    "superposition",
+    "switches",
+]
