@@ -30,5 +30,5 @@ def single_switches(names: Sequence[str], shares: Sequence[float], lost: Sequenc
     ax.invert_yaxis()
     zero_line(ax, vertical=True)
     ax.set_xlabel("logits")
-    ax.legend(frameon=False, loc="best")
+    ax.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     return figure
