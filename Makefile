@@ -21,7 +21,7 @@ PORTABLE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_
 # $(call timed,NAME,COMMANDS): run the commands, say how long they took
 timed = @echo "--- $(1)"; start=$$(date +%s); { $(2); } && echo "--- $(1): $$(($$(date +%s) - start)) s"
 
-.PHONY: help env model book pdf test lint test-portable test-course grade protections course bench notebooks lock clean distclean
+.PHONY: help env model book pdf test lint colab test-portable test-course grade protections course bench notebooks lock clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## say what there is
@@ -52,6 +52,9 @@ lint: $(INSTALLED)
 
 test: $(INSTALLED) model lint  ## lint, unit tests, doctests, every notebook, the site, the browser
 	@OMP_NUM_THREADS=1 $(PYTEST) $(PARALLEL) --durations 12 --doctest-modules $(NBVAL) lib/residual_stream tests chapters
+
+colab: $(INSTALLED) model  ## every chapter as on Colab, with Colab's versions, fetched into an environment of its own
+	@$(PY) tools/colab_check.py --clean chapters/*.ipynb
 
 test-portable: $(INSTALLED) model  ## every notebook again, one thread, AVX2 only: outputs must hold on any processor
 	@$(PORTABLE) $(PYTEST) $(PARALLEL) --durations 12 $(NBVAL) chapters

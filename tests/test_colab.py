@@ -11,7 +11,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from claims_table import reached
 
+from colab_check import check
 from setup_cell import repository, setup_cell, tag, write_into
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,11 +42,13 @@ print(json.dumps({"calls": calls, "torch": "torch" in sys.modules}))
 """
 
 
-def run_cell(where: str, tmp_path: Path) -> dict:
-    """Run the setup cell in a process of its own; return what it asked pip for."""
+def run_cell(where: str, tmp_path: Path, path: str | None = None) -> dict:
+    """Run the setup cell in a process of its own; return what it asked pip for and what it said."""
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
     environment = {**os.environ, "PIP_NO_INDEX": "1"}
+    if path is not None:
+        environment["PATH"] = path
     done = subprocess.run(
         [sys.executable, str(script), where],
         input=setup_cell(),
@@ -54,7 +58,8 @@ def run_cell(where: str, tmp_path: Path) -> dict:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    *said, last = done.stdout.splitlines()
+    return {**json.loads(last), "said": " ".join(said)}
 
 
 def test_on_colab_it_installs_from_the_repository_at_the_tag_of_this_version(tmp_path):
@@ -73,8 +78,30 @@ def test_on_colab_it_imports_neither_of_them_before_the_install(tmp_path):
     assert not run_cell("colab", tmp_path)["torch"]
 
 
+def test_on_colab_it_says_what_is_slow_where_there_is_no_gpu_and_nothing_where_there_is(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "cells that train a model" in run_cell("colab", tmp_path, str(empty))["said"]
+    (empty / "nvidia-smi").touch(mode=0o755)
+    assert run_cell("colab", tmp_path, str(empty))["said"] == ""
+
+
 def test_elsewhere_it_does_nothing(tmp_path):
     assert run_cell("elsewhere", tmp_path)["calls"] == []
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_a_whole_chapter_runs_from_a_tag_and_torch_and_numpy_stay(tmp_path):
+    run = check(ROOT / "chapters" / "01_bus.ipynb", tmp_path)
+    assert {n: run.versions[n] for n in ("torch", "numpy")} == {
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+    }
+    assert run.installed == ["library"]  # from the tag; torch and numpy are those that were there
+    committed = reached(ROOT / "chapters")
+    expected = {c: r.sentence for c, r in committed.items() if r.chapter == "01_bus.ipynb"}
+    assert run.results == expected
 
 
 def test_the_tag_is_that_of_the_installed_version():

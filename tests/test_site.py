@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -17,11 +18,13 @@ from types import ModuleType
 from urllib.parse import unquote, urljoin, urlsplit
 
 import nbformat
+import pandas as pd
 import pytest
 import yaml
 from addresses import description
 from chapter_minutes import in_words, measured
 from docutils import nodes
+from plain_indices import without_counts
 
 from print_book import READY, print_page
 from setup_cell import homepage, repository, tag
@@ -256,6 +259,20 @@ def test_every_prediction_result_and_correction_has_its_class(site):
         for attributes, kind in found:
             assert attributes == f' class="box box-{kind.lower()}"', path.stem
         assert len(found) == text.count("<blockquote"), f"{path.stem}: a block quote of no kind"
+
+
+@pytest.mark.parametrize(
+    ("labels", "kept"),
+    [(["0", "1", "2"], False), (["0", "2", "4"], True), (["1", "2"], True), (["a", "b"], True)],
+)
+def test_row_numbers_that_only_count_are_hidden_and_an_index_that_says_something_stays(
+    labels, kept
+):
+    frame = pd.DataFrame({"x": range(len(labels))}, index=labels)
+    shown = without_counts(frame.to_html(border=1))
+    cells = re.findall(r"<th[^>]*>([^<]*)</th>", shown)
+    assert cells == (["", "x", *labels] if kept else ["x"])
+    assert shown.count("<td>") == len(labels)
 
 
 def luminance(colour: str) -> float:
@@ -511,17 +528,32 @@ def test_the_search_finds_a_page(browser, served):
 WIDGET_VIEW = "script[type='application/vnd.jupyter.widget-view+json']"
 
 
-def test_every_widget_of_a_chapter_starts_and_its_slider_changes_what_is_said(browser, served):
+def test_every_widget_starts_and_its_control_changes_what_is_said(browser, served):
     page, troubles = open_view(browser, served, "phone")
-    for path in CHAPTERS:
-        page.goto(f"{served}/chapters/{path.stem}.html", wait_until="networkidle")
+    for path in [*(f"chapters/{path.stem}" for path in CHAPTERS), "book/intro"]:
+        page.goto(f"{served}/{path}.html", wait_until="load")
+        start = time.perf_counter()
+        page.wait_for_selector(".rs-widget [role=status]")
+        print(f"{path}: the first widget is there {time.perf_counter() - start:.2f} s after load")
+        page.wait_for_load_state("networkidle")
         widgets = page.locator(WIDGET_VIEW).count()
+        assert widgets
         page.wait_for_function(
             f"() => document.querySelectorAll('.rs-widget').length === {widgets}"
         )
         for widget in page.locator(".rs-widget:has([type=range])").all():
             before = widget.get_by_role("status").inner_text()
-            widget.get_by_role("slider").press("End")
+            slider = widget.get_by_role("slider").first
+            slider.press("Home")
+            slider.press("ArrowRight")
+            assert widget.get_by_role("status").inner_text() != before
+        for widget in page.locator(".rs-widget:has(fieldset [type=radio])").all():
+            before = widget.get_by_role("status").inner_text()
+            widget.get_by_role("radio").first.press("Space")
+            assert widget.get_by_role("status").inner_text() != before
+        for widget in page.locator(".rs-widget:has(fieldset [type=checkbox])").all():
+            before = widget.get_by_role("status").inner_text()
+            widget.get_by_role("checkbox").first.press("Space")
             assert widget.get_by_role("status").inner_text() != before
     page.context.close()
     assert troubles == []

@@ -17,7 +17,7 @@ from PIL import Image
 import residual_stream as rs
 from residual_stream.figures.style import PALETTE, PALETTE_DARK
 from residual_stream.superposition import ToyModels, ToyRecipe, train_toys
-from residual_stream.widgets.base import MAX_BYTES, MovableFigure
+from residual_stream.widgets.base import MAX_BYTES, MovableFigure, module_of
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 SHIPPED = files("residual_stream.widgets")
@@ -76,9 +76,80 @@ def test_an_output_holds_the_widget_with_colabs_versions_too(monkeypatch):
 def test_the_state_that_a_page_stores_holds_all_that_the_widget_needs():
     state = plain(data={"a": [1, 2]}, label="Name").get_state()
     assert state["data"] == {"a": [1, 2]} and state["label"] == "Name" and state["value"] == 0
-    assert state["_esm"] == SHIPPED.joinpath("widgets.js").read_text(encoding="utf-8")
+    assert state["_esm"] == module_of("packing")
     assert state["_css"] == SHIPPED.joinpath("widgets.css").read_text(encoding="utf-8")
     json.dumps(state["data"], allow_nan=False)
+
+
+KINDS = ["packing", "prediction", "predictions", "ledger", "climb", "composition"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_carries_the_shared_part_and_its_own_and_no_other(kind):
+    module = module_of(kind)
+    assert "function frame(" in module and f"function {kind}(" in module
+    assert module.count("export default") == 1
+    others = {"packing", "ledger", "climb", "composition"} - {kind}
+    assert not any(f"function {other}(" in module for other in others)
+
+
+def test_a_kind_that_nothing_draws_is_refused():
+    with pytest.raises(ValueError, match="kind 'globe' is not known"):
+        plain(kind="globe")
+
+
+def test_the_climb_gives_each_depth_and_token_its_length_direction_and_words(bench):
+    stream = rs.record(bench, "In the beginning God")
+    figure = rs.widgets.climb(stream)
+    depths, tokens = figure.data["depths"], figure.data["tokens"]
+    assert depths == ["The row, before block 0", *(f"After block {i}" for i in range(4))]
+    assert len(tokens) == stream.tokens.shape[1]
+    assert figure.value == len(depths) * len(tokens) - 1  # the top of the last token
+    for depth, label in enumerate(["pos_embed", *(f"{i}_mlp_out" for i in range(4))]):
+        here = stream.after(label)[0]
+        assert figure.data["norms"][depth] == pytest.approx(here.norm(dim=-1).tolist(), rel=0.01)
+    assert figure.data["cosines"][0] == [1.0] * len(tokens)
+    with torch.no_grad():
+        first = bench(stream.tokens)[0].argmax(-1).tolist()
+    said = [place[0][0] for place in figure.data["read"][-1]]
+    assert said == [bench.to_single_str_token(i) for i in first]
+    with pytest.raises(ValueError, match="2 rows"):
+        rs.widgets.climb(rs.record(bench, ["In the", "In the"]))
+
+
+def test_the_ledger_names_its_writes_and_says_where_guess_and_word_differ_most(bench):
+    stream = rs.record(bench, "In the beginning God")
+    found = rs.switch_off(stream, [5], writes=3)
+    figure = rs.widgets.ledger([(stream, found)])
+    (case,) = figure.data["cases"]
+    assert case["labels"][:4] == ["row", "position", "L0 attention", "L0 MLP"]
+    assert len(case["linear"]) == len(case["real"]) == len(case["top"]) == 8
+    assert case["switches"] == found.switches
+    gaps = (found.to_frame()["share"] - found.to_frame()["lost when run again"]).abs()
+    assert f"{case['labels'][found.switches[int(gaps.argmax())]]} gave" in repr(figure)
+    assert "image/png" in figure._repr_mimebundle_()[0]
+    with pytest.raises(ValueError, match="no cases"):
+        rs.widgets.ledger([])
+
+
+def test_the_composition_figure_sends_every_pair_that_can_compose_in_one_byte():
+    scores = torch.rand(3, 2, 3, 2, generator=torch.Generator().manual_seed(0))
+    scores[0, 1, 2, 0] = 2.0
+    figure = rs.widgets.composition(scores, kind="K", baseline=(0.5, 0.1), start=(0, 1))
+    sent = list(base64.b64decode(figure.data["scores"]))
+    pairs = [(a, b) for a in range(6) for b in range(6) if a // 2 < b // 2]
+    assert len(sent) == len(pairs) == 12
+    flat = scores.reshape(6, 6)
+    for byte, (a, b) in zip(sent, pairs, strict=True):
+        assert byte / 255 * figure.data["largest"] == pytest.approx(float(flat[a, b]), abs=0.005)
+    assert repr(figure).startswith("L0H1 writes, and L2H0 hears it most through its keys: 2,")
+    assert figure.value == 1
+    for change, said in (
+        ({"kind": "X"}, "'X' is not known"),
+        ({"start": (3, 0)}, "does not exist"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            rs.widgets.composition(scores, **{"kind": "K", "baseline": (0.5, 0.1)} | change)
 
 
 def test_script_and_style_name_no_other_host():

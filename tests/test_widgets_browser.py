@@ -13,11 +13,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 from ipywidgets.embed import embed_data
 
 import residual_stream as rs
 from residual_stream.superposition import ToyRecipe, train_toys
-from test_site import PATIENCE, VIEWS, browser, open_view, served  # noqa: F401
+from test_site import AXE, PATIENCE, VIEWS, VIOLATIONS, browser, open_view, served  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 STATE = "application/vnd.jupyter.widget-state+json"
@@ -37,6 +38,12 @@ nb_ipywidgets_js = {{"static_widgets.js": {{}}}}
 ALT = "Two panels: two arrows at a right angle, then five arrows as a pentagon, in a circle."
 
 
+def scores():
+    found = torch.full((3, 2, 3, 2), 0.5)
+    found[0, 1, 2, 0], found[0, 0, 1, 1] = 2.0, 1.0
+    return found
+
+
 def widgets():
     toys = train_toys(
         features=5,
@@ -51,6 +58,9 @@ def widgets():
         rs.widgets.predict("small/S2", options, answer="b"),
         rs.widgets.predict("small/S5", options, answer="a", question="What is left?"),
         rs.widgets.predictions("small", ["S2", "S5"]),
+        rs.widgets.stored("ledger"),
+        rs.widgets.stored("climb"),
+        rs.widgets.composition(scores(), kind="K", baseline=(0.5, 0.1), start=(0, 1)),
     ]
 
 
@@ -101,7 +111,7 @@ def opened(browser, served, request):  # noqa: F811
         page, troubles = open_view(browser, served, view)
         page.set_default_timeout(PATIENCE)
         page.goto(f"{served}/index.html", wait_until="networkidle")
-        page.wait_for_function("document.querySelectorAll('.rs-widget').length === 4")
+        page.wait_for_function("document.querySelectorAll('.rs-widget').length === 7")
         pages.append((page, troubles))
         return page
 
@@ -141,7 +151,7 @@ def test_the_slider_answers_keys_and_says_what_it_shows(opened):
 
 def test_the_slider_answers_the_pointer(opened):
     page = opened()
-    box = page.get_by_role("slider").bounding_box()
+    box = page.get_by_role("slider", name="Sparsity S").bounding_box()
     page.mouse.move(box["x"] + 10, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] - 3, box["y"] + box["height"] / 2, steps=5)
@@ -162,7 +172,7 @@ def test_what_is_said_is_announced_and_the_picture_is_not_read_out(opened):
 def test_who_wants_no_motion_sees_none(browser, served):  # noqa: F811
     page = browser.new_context(reduced_motion="reduce").new_page()
     page.goto(f"{served}/index.html", wait_until="networkidle")
-    page.get_by_role("slider").press("End")
+    page.get_by_role("slider", name="Sparsity S").press("End")
     ends = "[...document.querySelectorAll('.rs-arrow circle')].map(c => c.getAttribute('cx'))"
     at_once = page.evaluate(ends)
     page.wait_for_timeout(400)
@@ -172,7 +182,7 @@ def test_who_wants_no_motion_sees_none(browser, served):  # noqa: F811
 
 def test_a_widget_that_runs_hides_its_still_picture(opened):
     page = opened()
-    assert page.locator(".rs-still").count() == 4
+    assert page.locator(".rs-still").count() == 7
     assert not any(still.is_visible() for still in page.locator(".rs-still").all())
     assert page.locator("figure#fig-packing figcaption").is_visible()
 
@@ -183,7 +193,7 @@ def test_without_scripts_there_are_picture_and_sentence(browser, served):  # noq
     picture = page.locator("figure#fig-packing img")
     assert picture.is_visible() and picture.get_attribute("alt") == ALT
     sentences = page.locator(".rs-still-text")
-    assert sentences.count() == 4 and all(one.is_visible() for one in sentences.all())
+    assert sentences.count() == 7 and all(one.is_visible() for one in sentences.all())
     assert "five of five are kept, as a pentagon" in sentences.nth(0).inner_text()
     assert "(b) about 71 %" in sentences.nth(1).inner_text()
     page.context.close()
@@ -192,13 +202,11 @@ def test_without_scripts_there_are_picture_and_sentence(browser, served):  # noq
 def test_a_widget_that_cannot_start_leaves_the_picture(browser, served, site):  # noqa: F811
     text = (site / "index.html").read_text(encoding="utf-8")
     (site / "broken.html").write_text(
-        text.replace('\\"kind\\": \\"packing', '\\"kind\\": \\"no').replace(
-            '"kind": "packing"', '"kind": "no"'
-        )
+        text.replace("return packing(model, el)", "return nothing(model, el)")
     )
     page = browser.new_page()
     page.goto(f"{served}/broken.html", wait_until="networkidle")
-    page.wait_for_function("document.querySelectorAll('.rs-widget').length === 3")
+    page.wait_for_function("document.querySelectorAll('.rs-widget').length === 6")
     assert page.locator("figure#fig-packing img").is_visible()
     page.close()
 
@@ -281,9 +289,91 @@ def test_widgets_fit_the_page_and_take_its_theme(opened, view):
 def test_a_finger_moves_the_slider(browser, served):  # noqa: F811
     page = browser.new_context(**VIEWS["phone"], has_touch=True).new_page()
     page.goto(f"{served}/index.html", wait_until="networkidle")
-    slider = page.get_by_role("slider")
+    slider = page.get_by_role("slider", name="Sparsity S")
     slider.scroll_into_view_if_needed()
     box = slider.bounding_box()
     page.touchscreen.tap(box["x"] + box["width"] - 5, box["y"] + box["height"] / 2)
     assert "as a pentagon" in says(page)
     page.context.close()
+
+
+def test_switching_writes_off_gives_the_guess_and_the_models_word(opened):
+    page = opened()
+    case = rs.widgets.stored("ledger").data["cases"][0]
+    root = page.locator(".rs-widget").nth(4)
+    assert f"the logit of “{case['tokens'][0].strip()}” is {case['real'][0][0]:.1f}" in says(
+        page, 4
+    )
+    root.get_by_role("checkbox").nth(0).uncheck()
+    root.get_by_role("checkbox").nth(3).press("Space")
+    off = 0b1001
+    said = says(page, 4)
+    names = ", ".join(case["labels"][case["switches"][i]] for i in (0, 3))
+    assert said.startswith(f"Without {names} the ledger's guess")
+    assert (
+        f" is {case['linear'][off][0]:.1f}." in said and f"says {case['real'][off][0]:.1f}," in said
+    )
+    assert f"“{case['top'][off].strip()}” first" in said
+    numbers = root.locator("td.rs-number").all_inner_texts()
+    assert numbers == [f"{case[name][off][0]:.1f}" for name in ("linear", "real")]
+    root.get_by_label("Token").select_option("1")
+    assert f"for “{case['tokens'][1].strip()}” is {case['linear'][off][1]:.1f}" in says(page, 4)
+    root.get_by_role("button", name="Switch all on").click()
+    assert root.get_by_role("checkbox", checked=True).count() == len(case["switches"])
+    root.get_by_label("Prompt").select_option("2")
+    assert rs.widgets.stored("ledger").data["cases"][2]["prompt"] in says(page, 4)
+
+
+def test_a_bar_of_the_ledger_is_a_switch_too(opened):
+    page = opened()
+    root = page.locator(".rs-widget").nth(4)
+    root.locator(".rs-switch").first.click(force=True)
+    assert says(page, 4).startswith("Without ")
+    assert not root.get_by_role("checkbox").first.is_checked()
+
+
+def test_the_sentence_climbs_by_slider_pointer_and_by_itself(opened):
+    page = opened()
+    data = rs.widgets.stored("climb").data
+    root = page.locator(".rs-widget").nth(5)
+    assert "“Paris”" in says(page, 5)
+    root.get_by_role("slider", name="Depth").press("Home")
+    assert says(page, 5).startswith(data["depths"][0])
+    assert "at a cosine of 1.00" in says(page, 5)
+    root.get_by_role("slider", name="Token").press("Home")
+    assert says(page, 5).endswith("Position 0 is unlike all others.")
+    root.locator(".rs-cell").nth(1).click()  # the second token, at the lowest depth
+    assert f"at “{data['tokens'][1].strip()}”" in says(page, 5)
+    root.get_by_role("button", name="Let it climb").click()
+    root.get_by_role("button", name="Stop").wait_for()
+    root.get_by_role("button", name="Let it climb").wait_for()
+    assert says(page, 5).startswith(data["depths"][-1])
+
+
+def test_a_writing_head_is_picked_on_the_map_and_held_against_chance(opened):
+    page = opened()
+    root = page.locator(".rs-widget").nth(6)
+    assert says(page, 6) == (
+        "L0H1 writes. Of the 4 heads above it, L2H0 hears it most through its keys: 2.000, "
+        "15.0 standard deviations from chance (0.500). 1 of them stand more than 3 above."
+    )
+    root.get_by_role("slider").press("Home")
+    assert "L1H1 hears it most" in says(page, 6)
+    root.get_by_role("slider").press("End")
+    assert says(page, 6) == "L2H1 is in the last layer: no head of the stack reads it."
+    pixels = "c => [...c.getContext('2d').getImageData(2, 0, 4, 1).data].join()"
+    before = root.locator("canvas").evaluate(pixels)
+    root.get_by_role("checkbox").check()
+    after = root.locator("canvas").evaluate(pixels)
+    assert before != after  # what chance gives has faded
+    box = root.locator("canvas").bounding_box()
+    page.mouse.click(box["x"] + 5, box["y"] + box["height"] * 0.25)
+    assert says(page, 6).startswith("L0H1 writes")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing_in_any_widget(opened, view):
+    page = opened(view)
+    page.evaluate(AXE)
+    found = page.evaluate(VIOLATIONS)
+    assert [line for line in found if "rs-" in line] == []

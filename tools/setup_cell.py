@@ -32,6 +32,7 @@ import sys
 if "google.colab" in sys.modules:
     from importlib.metadata import version
     from pathlib import Path
+    from shutil import which
     from subprocess import check_call
 
     kept = [f"{{name}}=={{version(name)}}" for name in ("torch", "numpy")]
@@ -40,6 +41,9 @@ if "google.colab" in sys.modules:
     library = f"residual-stream @ git+{{repository}}@{tag}"
     pip = [sys.executable, "-m", "pip", "install", "-q"]
     check_call([*pip, "-c", "/tmp/kept.txt", library])
+    if which("nvidia-smi") is None:
+        print("No GPU here, and none is needed. Slower without one: cells")
+        print("that train a model, or run the whole model many times.")
 """
 
 

@@ -47,6 +47,7 @@ from .probe_story import Probe
 from .readout import Readout, ReadoutError, own_logits, read_readout
 from .rerun import rerun_from, run_blocks, run_to_top, skipped_blocks
 from .stream import ResidualStream, record
+from .switches import Switches, switch_off
 from .untrained import untrained
 from .wiring import Wiring, WiringError, read_wiring
 
@@ -66,6 +67,7 @@ __all__ = [
     "StreamGradients",
     "StreamMonitor",
     "StreamNorms",
+    "Switches",
     "Wiring",
     "WiringError",
     "ablate_heads",
@@ -119,6 +121,7 @@ __all__ = [
     "stream_norms",
     "subspaces",
     "superposition",
+    "switch_off",
     "texts",
     "untrained",
     "widgets",

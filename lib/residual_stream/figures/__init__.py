@@ -6,6 +6,7 @@ One palette for the whole book (:mod:`.style`): what a colour stands for never c
 from . import (
     attribution,
     bus,
+    climb,
     composition,
     ensembles,
     geometry,
@@ -15,6 +16,7 @@ from . import (
     probe,
     style,
     superposition,
+    switches,
     variants,
 )
 from .style import PALETTE
@@ -23,6 +25,7 @@ __all__ = [
     "PALETTE",
     "attribution",
     "bus",
+    "climb",
     "composition",
     "ensembles",
     "geometry",
@@ -32,5 +35,6 @@ __all__ = [
     "probe",
     "style",
     "superposition",
+    "switches",
     "variants",
 ]

@@ -7,7 +7,22 @@
 """
 
 from .base import MovableFigure
+from .climb import climb
+from .composition import composition
+from .ledger import ledger
 from .prediction import Prediction, predict, predictions
+from .shelf import shelved, stored
 from .sparsity import packing
 
-__all__ = ["MovableFigure", "Prediction", "packing", "predict", "predictions"]
+__all__ = [
+    "MovableFigure",
+    "Prediction",
+    "climb",
+    "composition",
+    "ledger",
+    "packing",
+    "predict",
+    "predictions",
+    "shelved",
+    "stored",
+]

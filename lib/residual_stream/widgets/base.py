@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -18,6 +19,26 @@ _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 def _shipped(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def module_of(kind: str) -> str:
+    """Return the JavaScript module of one kind: what all share, its own part, and the export.
+
+    Raises:
+        ValueError: No part of ``widgets.js`` is named for the kind.
+
+    Example:
+        >>> "function packing(" in module_of("packing"), "shelf" in module_of("packing")
+        (True, False)
+    """
+    shared, *parts = _shipped("widgets.js").split("// ==== ")[1:]
+    own = [part for part in parts if kind in part.split(":")[0].split(", ")]
+    if not own:
+        known = [name for part in parts for name in part.split(":")[0].split(", ")]
+        raise ValueError(f"MovableFigure: kind {kind!r} is not known; widgets.js draws {known}")
+    render = f"render({{ model, el }}) {{ return {kind}(model, el); }}"
+    return f"// {shared}// {own[0]}\nexport default {{ {render} }};\n"
 
 
 class MovableFigure(anywidget.AnyWidget):
@@ -35,7 +56,6 @@ class MovableFigure(anywidget.AnyWidget):
         value: Which of the frames in ``data`` is shown.
     """
 
-    _esm = _shipped("widgets.js")
     _css = _shipped("widgets.css")
 
     kind = traitlets.Unicode().tag(sync=True)
@@ -72,6 +92,7 @@ class MovableFigure(anywidget.AnyWidget):
                 "and must say something"
             )
         _require_small(kind, data)
+        self._esm = module_of(kind)
         self.sentence = sentence
         self._still = None if still is None else _png(still)
         super().__init__(kind=kind, label=label, data=data, **traits)

@@ -1,10 +1,12 @@
 // Every widget of the book, in one module. A widget's `kind` names the function that draws it; what
 // it shows and every sentence that it says come from Python, in `data`. It uses of a model only
 // get, set, on, off and save_changes, so it runs in Jupyter, on Colab and on a page with no kernel.
+// A widget carries the part that all share and its own: a line that begins with `// ====` begins a
+// part and names the kinds in it (base.py cuts there and adds the export).
+
+// ==== all: what the kinds share
 
 const SVG = "http://www.w3.org/2000/svg";
-
-// ---- what the kinds share ----------------------------------------------------------------------
 
 function make(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
@@ -20,8 +22,8 @@ function fill(element, attributes, children) {
   return element;
 }
 
-let made = 0;
-const newId = () => `rs-${(made += 1)}`;
+// Drawn, not counted: each kind is a module of its own, and a page has several.
+const newId = () => `rs-${Math.random().toString(36).slice(2)}`;
 
 // A frame with a name, and the line that says in words what is shown.
 function frame(model, el) {
@@ -52,12 +54,18 @@ function keep(model, trait, value) {
   model.save_changes();
 }
 
+// Whether there is room for a phone's drawing only: letters keep their size, and drawings shrink.
+const narrow = (el) => el.clientWidth > 0 && el.clientWidth < 520;
+
+// A sentence with its gaps filled.
+const fillIn = (text, gaps) => text.replace(/\{(\w+)\}/g, (_, name) => gaps[name]);
+
 // A labelled slider over the frames of a figure: a native one, so keys and touch are the browser's.
-function slider(model, { label, values }) {
+function slider(model, { label, values, moved = (index) => keep(model, "value", index) }) {
   const id = newId();
   const input = make("input", { id, type: "range", min: 0, max: values.length - 1, step: 1 });
   const output = make("span", { class: "rs-value", "aria-hidden": "true" });
-  input.addEventListener("input", () => keep(model, "value", Number(input.value)));
+  input.addEventListener("input", () => moved(Number(input.value)));
   const row = make("div", { class: "rs-slider" }, make("label", { for: id }, label), input, output);
   function show(index) {
     input.value = index;
@@ -91,7 +99,7 @@ function mover(paint) {
   };
 }
 
-// ---- packing: features in a plane, over sparsity -----------------------------------------------
+// ==== packing: features in a plane, over sparsity
 
 function packing(model, el) {
   const data = model.get("data");
@@ -156,7 +164,7 @@ function packing(model, el) {
   });
 }
 
-// ---- the prediction box ------------------------------------------------------------------------
+// ==== prediction, predictions: the prediction box, and looking back
 
 const SHELF = "residual-stream/prediction/";
 
@@ -225,7 +233,7 @@ function prediction(model, el) {
     if (had && compare.hidden && !forget.hidden) forget.focus();
     const state = picked === "" ? "none" : !compared ? "picked" : picked === answer ? "right" : "wrong";
     const said = { picked: `(${picked}) ${options[picked]}`, answer: `(${answer}) ${options[answer]}` };
-    say(words[state].replace(/\{(\w+)\}/g, (_, key) => said[key]));
+    say(fillIn(words[state], said));
     root.dataset.state = state;
   }
 
@@ -253,11 +261,11 @@ function predictions(model, el) {
       ...records.map(([name, r]) => {
         const state = !r.compared ? "open" : r.picked === r.answer ? "right" : "wrong";
         const said = { name: name.split("/").pop(), predicted: r.predicted, found: r.found };
-        return make("li", {}, words[state].replace(/\{(\w+)\}/g, (_, key) => said[key]));
+        return make("li", {}, fillIn(words[state], said));
       }),
     );
     const numbers = { made: records.length, compared: compared.length, right: right.length, all: names.length };
-    say(words[records.length ? "some" : "none"].replace(/\{(\w+)\}/g, (_, key) => numbers[key]));
+    say(fillIn(words[records.length ? "some" : "none"], numbers));
   }
 
   show();
@@ -265,12 +273,271 @@ function predictions(model, el) {
   return () => window.removeEventListener(SHELF, show);
 }
 
-const KINDS = { packing, prediction, predictions };
+// ==== ledger: a prediction's shares, writes switched off, the guess beside the model's word
 
-export default {
-  render({ model, el }) {
-    const kind = KINDS[model.get("kind")];
-    if (!kind) throw new Error(`no widget of kind "${model.get("kind")}"`);
-    return kind(model, el);
-  },
-};
+// A labelled choice among texts.
+function choice(label, texts, chosen) {
+  const id = newId();
+  const select = make("select", { id }, ...texts.map((text, i) => make("option", { value: i }, text)));
+  select.addEventListener("change", () => chosen(Number(select.value)));
+  return { select, row: make("div", { class: "rs-pick" }, make("label", { for: id }, label), select) };
+}
+
+function ledger(model, el) {
+  const { words, cases } = model.get("data");
+  const { root, says, say } = frame(model, el);
+  const signed = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(1)}`;
+  const bare = (x) => x.toFixed(1).replace("-", "−");
+  let [which, token] = [0, 0];
+  const prompts = choice(words.prompt, cases.map((c) => c.prompt), (index) => {
+    [which, token] = [index, 0];
+    build();
+    keep(model, "value", 0);
+    show();
+  });
+  const tokens = choice(words.token, [], (index) => {
+    token = index;
+    build();
+    show();
+  });
+  const width = narrow(el) ? 310 : 620;
+  const chart = draw("svg", { class: "rs-ledger", viewBox: `0 0 ${width} 150`, "aria-hidden": "true" });
+  const field = make("fieldset", {});
+  const all = make("button", { type: "button" }, words.all);
+  all.addEventListener("click", () => keep(model, "value", 0));
+  const results = ["guess", "real"].map((name) => {
+    const bar = make("span", { class: `rs-bar rs-${name}` });
+    const number = make("td", { class: "rs-number" });
+    return { bar, number, row: make("tr", {}, make("th", { scope: "row" }, words[name]), number, make("td", {}, bar)) };
+  });
+  const table = make("table", { class: "rs-table rs-two" }, make("tbody", {}, ...results.map((r) => r.row)));
+  const picks = make("div", { class: "rs-picks" }, prompts.row, tokens.row);
+  root.append(picks, chart, field, says, table, make("div", { class: "rs-buttons" }, all));
+
+  let [bars, boxes] = [[], []];
+  const isOff = (write) => {
+    const at = cases[which].switches.indexOf(write);
+    return at >= 0 && Boolean((model.get("value") >> at) & 1);
+  };
+  function flip(at) {
+    keep(model, "value", model.get("value") ^ (1 << at));
+  }
+
+  function build() {
+    const c = cases[which];
+    tokens.select.replaceChildren(...c.tokens.map((text, i) => make("option", { value: i }, `“${text.trim()}”`)));
+    tokens.select.value = token;
+    const shares = c.shares[token];
+    const [low, high] = [Math.min(0, ...shares), Math.max(0, ...shares)];
+    const y = (x) => 10 + (120 * (high - x)) / (high - low || 1);
+    const wide = width / shares.length;
+    bars = shares.map((share, i) => {
+      const bar = draw("rect", {
+        class: `rs-write rs-of-${c.kinds[i]}`,
+        x: (i * wide + 0.1 * wide).toFixed(1),
+        y: Math.min(y(share), y(0)).toFixed(1),
+        width: (0.8 * wide).toFixed(1),
+        height: Math.max(0.5, Math.abs(y(share) - y(0))).toFixed(1),
+      }, draw("title", {}, `${c.labels[i]} ${signed(share)}`));
+      const at = c.switches.indexOf(i);
+      if (at >= 0) {
+        bar.classList.add("rs-switch");
+        bar.addEventListener("click", () => flip(at));
+      }
+      return bar;
+    });
+    const axis = draw("text", { class: "rs-axis", x: 2, y: 147 }, words.axis);
+    chart.replaceChildren(draw("line", { class: "rs-zero", x1: 0, x2: width, y1: y(0), y2: y(0) }), ...bars, axis);
+    boxes = c.switches.map((write, at) => {
+      const box = make("input", { type: "checkbox" });
+      box.addEventListener("change", () => flip(at));
+      const text = `${c.labels[write]} ${signed(shares[write])}`;
+      return { box, label: make("label", { class: "rs-choice" }, box, make("span", {}, text)) };
+    });
+    field.replaceChildren(make("legend", {}, words.switches), ...boxes.map((b) => b.label));
+  }
+
+  function show() {
+    const c = cases[which];
+    const off = model.get("value");
+    bars.forEach((bar, i) => bar.classList.toggle("rs-off", isOff(i)));
+    boxes.forEach(({ box }, at) => { box.checked = !((off >> at) & 1); });
+    const numbers = [c.linear[off][token], c.real[off][token]];
+    const longest = Math.max(1, ...c.linear[0].map(Math.abs), ...numbers.map(Math.abs));
+    results.forEach(({ bar, number }, i) => {
+      number.textContent = bare(numbers[i]);
+      bar.style.width = `${Math.max(0, (100 * numbers[i]) / longest).toFixed(1)}%`;
+    });
+    all.disabled = off === 0;
+    say(fillIn(words[off ? "off" : "on"], {
+      prompt: c.prompt,
+      writes: c.labels.length,
+      names: c.switches.filter(isOff).map((i) => c.labels[i]).join(", "),
+      token: c.tokens[token].trim(),
+      guess: bare(numbers[0]),
+      real: bare(numbers[1]),
+      top: c.top[off].trim() || "␣",
+      p: `${Math.round(100 * c.p[off])} %`,
+    }));
+  }
+
+  build();
+  return follow(model, "value", show);
+}
+
+// ==== climb: a sentence climbing through the model, by depth and token
+
+function climb(model, el) {
+  const { words, tokens, depths, norms, cosines, read } = model.get("data");
+  const { root, says, say } = frame(model, el);
+  const count = tokens.length;
+  const [wide, high] = [narrow(el) ? 56 : 100, 17];
+  const put = (depth, token) => keep(model, "value", depth * count + token);
+  const now = () => [Math.floor(model.get("value") / count), model.get("value") % count];
+  const depth = slider(model, { label: words.depth, values: depths, moved: (i) => put(i, now()[1]) });
+  const token = slider(model, { label: words.token, values: tokens, moved: (i) => put(now()[0], i) });
+  const logs = norms.map((row) => row.map(Math.log10));
+  const [least, most] = [Math.min(...logs.flat()), Math.max(...logs.flat())];
+  const word = (text) => (text.trim() || "␣").slice(0, narrow(el) ? 8 : 11);
+
+  const rows = depths.map((_, d) => {
+    const cells = tokens.map((_, t) => {
+      const share = (logs[d][t] - least) / (most - least || 1);
+      const place = { x: t * wide + 1, y: (depths.length - 1 - d) * high + 1, width: wide - 2, height: high - 2 };
+      const cell = draw("g", { class: t ? "rs-cell" : "rs-cell rs-first" },
+        draw("rect", { ...place, "fill-opacity": (0.05 + 0.4 * share).toFixed(3) }),
+        draw("text", { x: t * wide + wide / 2, y: place.y + high - 5 }, word(read[d][t][0][0])));
+      cell.addEventListener("click", () => put(d, t));
+      return cell;
+    });
+    return { cells, group: draw("g", {}, ...cells) };
+  });
+  const bottom = depths.length * high;
+  const names = tokens.map((text, t) => draw("text", { class: "rs-token", x: t * wide + wide / 2, y: bottom + 16 }, text.trim()));
+  const grid = draw("svg", { class: "rs-climb", viewBox: `0 0 ${count * wide} ${bottom + 22}`, "aria-hidden": "true" },
+    ...rows.map((row) => row.group), ...names);
+
+  const play = make("button", { type: "button" }, words.play);
+  let timer = 0;
+  function stop() {
+    clearInterval(timer);
+    timer = 0;
+    play.textContent = words.play;
+  }
+  play.addEventListener("click", () => {
+    if (timer) return stop();
+    const at = now()[1];
+    put(0, at);
+    play.textContent = words.stop;
+    timer = setInterval(() => {
+      const [d] = now();
+      if (d + 1 < depths.length) put(d + 1, at);
+      if (d + 2 >= depths.length) stop();
+    }, 160);
+  });
+  const scale = fillIn(words.scale, { low: (10 ** least).toPrecision(2), high: Math.round(10 ** most) });
+  root.append(
+    depth.row, token.row, make("div", { class: "rs-buttons" }, play), says, grid,
+    make("p", { class: "rs-scale" }, make("span", { class: "rs-ramp", "aria-hidden": "true" }), ` ${scale}`),
+  );
+  const end = follow(model, "value", () => {
+    const [d, t] = now();
+    depth.show(d);
+    token.show(t);
+    rows.forEach(({ cells, group }, i) => {
+      group.classList.toggle("rs-above", i > d);
+      cells.forEach((cell, j) => cell.classList.toggle("rs-picked", i === d && j === t));
+    });
+    if (timer && d + 1 < depths.length) return; // said once, when it has arrived
+    const reading = read[d][t].map(([text, p]) => `“${text.trim() || "␣"}” (${Math.round(100 * p)} %)`);
+    say(fillIn(words.says, {
+      depth: depths[d], token: tokens[t].trim(), norm: norms[d][t],
+      cosine: cosines[d][t].toFixed(2).replace("-", "−"), read: reading.join(", "),
+    }) + (t === 0 ? words.zero : ""));
+  });
+  return () => { stop(); end(); };
+}
+
+// ==== composition: all pairs of heads, beside chance
+
+function composition(model, el) {
+  const { words, layers, heads, largest, baseline, limit, scores } = model.get("data");
+  const { root, says, say } = frame(model, el);
+  const size = layers * heads;
+  const bytes = Uint8Array.from(atob(scores), (c) => c.charCodeAt(0));
+  const [mean, deviation] = baseline;
+  const name = (head) => `L${Math.floor(head / heads)}H${head % heads}`;
+  const above = (row) => (Math.floor(row / heads) + 1) * heads; // the first head of the next layer
+  const starts = [];
+  for (let row = 0, at = 0; row < size; row += 1) {
+    starts.push(at);
+    at += size - above(row);
+  }
+  const score = (row, column) => (largest * bytes[starts[row] + column - above(row)]) / 255;
+  const far = (value) => (value - mean) / deviation;
+
+  const values = Array.from({ length: size }, (_, row) => name(row));
+  const control = slider(model, { label: words.head, values });
+  const box = make("input", { type: "checkbox" });
+  const hide = make("label", { class: "rs-choice" }, box, make("span", {}, fillIn(words.hide, { limit })));
+  const canvas = make("canvas", { width: size, height: size, class: "rs-map", "aria-hidden": "true" });
+  const wrap = make("div", { class: "rs-mapped" }, canvas, make("span", { class: "rs-cross", "aria-hidden": "true" }));
+  const labels = make("p", { class: "rs-scale" }, `→ ${words.reads}; ↓ ${words.writes}`);
+  root.append(control.row, says, hide, wrap, labels);
+
+  // From the ground to the colour of attention, by how large a score is.
+  function paint() {
+    const style = getComputedStyle(root);
+    const rgb = (variable) => {
+      const text = style.getPropertyValue(variable).trim();
+      return [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16));
+    };
+    const [ground, faint, ink] = [rgb("--rs-ground"), rgb("--rs-faint"), rgb("--rs-attn")];
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(size, size);
+    for (let row = 0; row < size; row += 1) {
+      for (let column = 0; column < size; column += 1) {
+        const at = 4 * (row * size + column);
+        let colour = faint;
+        if (column >= above(row)) {
+          const value = score(row, column);
+          const share = box.checked && far(value) <= limit ? 0 : Math.min(1, value / largest) ** 0.7;
+          colour = ground.map((g, i) => g + share * (ink[i] - g));
+        }
+        image.data.set([...colour, 255], at);
+      }
+    }
+    context.putImageData(image, 0, 0);
+  }
+  box.addEventListener("change", paint);
+  canvas.addEventListener("click", (event) => {
+    const place = canvas.getBoundingClientRect();
+    const row = Math.floor((size * (event.clientY - place.top)) / place.height);
+    keep(model, "value", Math.max(0, Math.min(size - 1, row)));
+  });
+  const themes = new MutationObserver(paint);
+  for (const element of [document.documentElement, document.body]) {
+    themes.observe(element, { attributes: true, attributeFilter: ["data-theme", "theme", "data-jp-theme-light", "class"] });
+  }
+
+  const end = follow(model, "value", () => {
+    const row = model.get("value");
+    control.show(row);
+    wrap.lastChild.style.top = `${(100 * (row + 0.5)) / size}%`;
+    const first = above(row);
+    if (first >= size) return say(fillIn(words.none, { head: name(row) }));
+    let [best, many] = [first, 0];
+    for (let column = first; column < size; column += 1) {
+      if (score(row, column) > score(row, best)) best = column;
+      if (far(score(row, column)) > limit) many += 1;
+    }
+    const value = score(row, best);
+    return say(fillIn(words.says, {
+      head: name(row), best: name(best), reader: words.reader, count: size - first,
+      score: value.toFixed(3), far: far(value).toFixed(1).replace("-", "−"),
+      chance: mean.toFixed(3), above: many, limit,
+    }));
+  });
+  paint();
+  return () => { themes.disconnect(); end(); };
+}
