@@ -21,7 +21,7 @@ _WORDS = {
     "all": "Switch all on",
     "guess": "the ledger's guess",
     "real": "the model, run again",
-    "axis": "share of the logit, by write",
+    "axis": "share of the logit, by write (blue: attention, orange: MLP)",
     "on": "After “{prompt}” the logit of “{token}” is {guess}, counted from the vocabulary's mean: "
     "the sum of all {writes} shares. The model says “{top}” first ({p}).",
     "off": "Without {names} the ledger's guess for “{token}” is {guess}. The model, run again, "
