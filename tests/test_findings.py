@@ -214,6 +214,27 @@ def test_nothing_is_found_in_a_sound_run(name):
     assert [str(finding) for finding in monitor.findings()] == []
 
 
+def copies(seed):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        half = torch.randint(VOCAB, (16, 16), generator=generator)
+        yield torch.cat([half, half], dim=1)
+
+
+@pytest.mark.slow
+def test_a_last_block_that_learns_to_write_the_readout_is_sound():
+    torch.manual_seed(0)
+    model = llama(hidden_size=64, intermediate_size=128)  # a reader's false alarm, at step 280
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with rs.StreamMonitor(model, every=10) as monitor:
+        for _, ids in zip(range(300), copies(1), strict=False):
+            optimiser.zero_grad()
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimiser.step()
+            monitor.step()
+    assert [str(finding) for finding in monitor.findings()] == []
+
+
 def test_a_trained_model_that_is_trained_on_has_no_fault():
     model = rs.load("bench", device="cpu")
     model.requires_grad_(True)
