@@ -9,7 +9,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from .style import PALETTE, band, panels, quantile, styled, zero_line
+from .style import PALETTE, band, color_of, panels, quantile, styled, zero_line
 
 
 @styled
@@ -117,7 +117,7 @@ def coordinate_story(
     for kind in dict.fromkeys(kinds):
         at = [index for index, other in enumerate(kinds) if other == kind]
         heights = writes[at].cpu().numpy()
-        ax.bar(at, heights, color=PALETTE[kind], label=f"{kind} write", width=0.9)
+        ax.bar(at, heights, color=color_of(kind), label=f"{kind} write", width=0.9)
     ax.step(
         range(len(stream)),
         stream.cpu().numpy(),
@@ -250,7 +250,7 @@ def ledger(labels: Sequence[str], kinds: Sequence[str], values: Float[Tensor, " 
     heights = values.cpu().numpy()
     for kind in dict.fromkeys(kinds):
         at = [index for index, other in enumerate(kinds) if other == kind]
-        ax.bar(x[at], heights[at], color=PALETTE[kind], label=kind)
+        ax.bar(x[at], heights[at], color=color_of(kind), label=kind)
     ax.step(x, heights.cumsum(), where="mid", color=PALETTE["stream"], label="running sum")
     zero_line(ax)
     # Named on the empty side of the zero line, in rows, so that no name hides the running sum.
