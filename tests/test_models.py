@@ -513,6 +513,14 @@ def test_options_reach_the_boot_of_a_folder(saved):
     assert rs.load(saved, device="cpu", n_ctx=8).cfg.n_ctx == 8
 
 
+@pytest.mark.parametrize("spread", ["cpu", {"": "cpu"}])
+def test_a_folder_that_accelerate_places_is_recorded_and_probed(saved, spread):
+    model = rs.load(saved, device_map=spread)
+    placed = rs.probe(model, IDS[0])
+    assert placed.audit.ok
+    assert placed.to_dict() == rs.probe(rs.load(saved, device="cpu"), IDS[0]).to_dict()
+
+
 def test_a_second_tokenizer_is_refused(shipped):
     with pytest.raises(ValueError, match="'bench' brings its own tokenizer"):
         rs.load("bench", tokenizer=letters())

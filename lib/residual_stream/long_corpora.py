@@ -55,8 +55,8 @@ def over_corpus(
     Example:
         >>> import residual_stream as rs
         >>> texts = rs.texts.PASSAGES.values()
-        >>> sum(s.tokens.numel() for s in over_corpus(rs.load("bench"), texts, length=32))
-        2304
+        >>> sum(s.tokens.numel() for s in rs.over_corpus(rs.load("bench"), texts, length=32))
+        1248
     """
     for tokens in _batches(model, texts, length=length, batch=batch, caller="over_corpus"):
         yield record(model, tokens, device=device)
@@ -189,7 +189,7 @@ def corpus_shares(
 
     Example:
         >>> import residual_stream as rs
-        >>> shares = corpus_shares(rs.load("bench"), rs.texts.PASSAGES.values(), length=32)
+        >>> shares = rs.corpus_shares(rs.load("bench"), rs.texts.PASSAGES.values(), length=32)
         >>> shares.values.shape[0], shares.remainder < 1e-3
         (7, True)
     """

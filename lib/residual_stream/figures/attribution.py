@@ -94,7 +94,7 @@ def share_of_the_last_third(fractions: Float[Tensor, " token"], *, published: fl
     Returns:
         A histogram with the median and the published figure marked.
     """
-    values = fractions.double().cpu().clamp(-0.5, 1.5).numpy()
+    values = fractions.double().cpu().clamp(-0.5, 1.5).cpu().numpy()
     figure, (ax,) = panels(height=2.8)
     ax.hist(values, bins=np.linspace(-0.5, 1.5, 41), color=PALETTE["stream"], alpha=0.7)
     ax.set_ylim(0, 1.25 * ax.get_ylim()[1])

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from .style import PALETTE, band, panels, quantile, styled, zero_line
+from .style import PALETTE, band, color_of, panels, quantile, styled, zero_line
 
 
 @styled
@@ -26,9 +26,11 @@ def climb(norms: Float[Tensor, "write batch pos"], *, layers: Sequence[int]) -> 
     figure, (ax,) = panels(height=3.8)
     x = np.arange(len(norms))
     others = norms[:, :, 1:].flatten(1)
-    ax.plot(x, others[:, ::4].numpy(), color=PALETTE["stream"], alpha=0.06, linewidth=0.8)
+    ax.plot(x, others[:, ::4].cpu().numpy(), color=PALETTE["stream"], alpha=0.06, linewidth=0.8)
     ax.plot(x, quantile(others, 0.5), color=PALETTE["stream"], label="median of the other tokens")
-    ax.plot(x, norms[:, :, 0].mean(1).numpy(), color=PALETTE["position 0"], label="position 0")
+    ax.plot(
+        x, norms[:, :, 0].mean(1).cpu().numpy(), color=PALETTE["position 0"], label="position 0"
+    )
     ax.set_yscale("log")
     ax.set_xlabel("block that wrote last")
     ax.set_ylabel("norm of the stream, ‖x‖ (log scale)")
@@ -56,7 +58,7 @@ def write_ratio(
     figure, (left, right) = panels(1, 2, sharey=True, height=3.2)
     for kind, values in ratios.items():
         band(left, range(len(values)), values, color=PALETTE[kind], label=kind)
-        right.plot(first[kind].numpy(), color=PALETTE[kind], label=kind)
+        right.plot(first[kind].cpu().numpy(), color=PALETTE[kind], label=kind)
     for ax, where in ((left, "positions 1 and up"), (right, "position 0")):
         ax.axhline(1, color=PALETTE["other"], linewidth=0.8, zorder=0)
         ax.set_yscale("log")
@@ -114,10 +116,14 @@ def coordinate_story(
     figure, (ax,) = panels(height=3.2)
     for kind in dict.fromkeys(kinds):
         at = [index for index, other in enumerate(kinds) if other == kind]
-        heights = writes[at].numpy()
-        ax.bar(at, heights, color=PALETTE[kind], label=f"{kind} write", width=0.9)
+        heights = writes[at].cpu().numpy()
+        ax.bar(at, heights, color=color_of(kind), label=f"{kind} write", width=0.9)
     ax.step(
-        range(len(stream)), stream.numpy(), where="mid", color=PALETTE["stream"], label="stream"
+        range(len(stream)),
+        stream.cpu().numpy(),
+        where="mid",
+        color=PALETTE["stream"],
+        label="stream",
     )
     zero_line(ax)
     ax.set_xlabel("writes so far")
@@ -217,8 +223,8 @@ def two_stacks(
     colours = {"residual": PALETTE["stream"], "plain": PALETTE["mlp"]}
     for ax, (label, stacks) in zip(axes, curves.items(), strict=True):
         for name, values in stacks.items():
-            lowest, highest = (values.amin(0).numpy(), values.amax(0).numpy())
-            ax.plot(depth, values.median(0).values.numpy(), color=colours[name], label=name)
+            lowest, highest = (values.amin(0).cpu().numpy(), values.amax(0).cpu().numpy())
+            ax.plot(depth, values.median(0).values.cpu().numpy(), color=colours[name], label=name)
             ax.fill_between(depth, lowest, highest, color=colours[name], alpha=0.25, linewidth=0)
         zero_line(ax)
         ax.set_xlabel("layers")
@@ -241,10 +247,10 @@ def ledger(labels: Sequence[str], kinds: Sequence[str], values: Float[Tensor, " 
     """
     figure, (ax,) = panels(height=3.4)
     x = np.arange(len(values))
-    heights = values.numpy()
+    heights = values.cpu().numpy()
     for kind in dict.fromkeys(kinds):
         at = [index for index, other in enumerate(kinds) if other == kind]
-        ax.bar(x[at], heights[at], color=PALETTE[kind], label=kind)
+        ax.bar(x[at], heights[at], color=color_of(kind), label=kind)
     ax.step(x, heights.cumsum(), where="mid", color=PALETTE["stream"], label="running sum")
     zero_line(ax)
     # Named on the empty side of the zero line, in rows, so that no name hides the running sum.

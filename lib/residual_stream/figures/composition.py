@@ -38,8 +38,8 @@ def composition(
     figure, (left, right) = panels(1, 2, height=3.4, width_ratios=[1.15, 1])
     left.set_facecolor("#EDEDED")
     image = left.imshow(
-        np.ma.masked_where(~legal.numpy(), flat.numpy()), cmap=SEQUENTIAL, interpolation="nearest",
-        vmin=0, vmax=float(flat.max()),
+        np.ma.masked_where(~legal.cpu().numpy(), flat.cpu().numpy()), cmap=SEQUENTIAL,
+        interpolation="nearest", vmin=0, vmax=float(flat.max()),
     )  # fmt: skip
     figure.colorbar(image, ax=left, label="composition score", shrink=0.8)
     step = max(1, n_layer // 6)
@@ -49,7 +49,7 @@ def composition(
     left.set_xlabel("reading head, by layer")
     left.set_ylabel("writing head, by layer")
     left.text(0.03, 0.06, "cannot compose", transform=left.transAxes, fontsize=8, color="#6A6A6A")
-    values = flat[legal].numpy()
+    values = flat[legal].cpu().numpy()
     right.hist(values, bins=60, color=PALETTE["attn"], alpha=0.8)
     right.set_yscale("log")
     mean, spread = baseline
@@ -216,8 +216,10 @@ def detectors(
     where = tuple(torch.tensor(marked).T)
     for ax, (fed, values) in zip(axes, lifts.items(), strict=True):
         x, y = copying.cpu(), values.cpu()
-        ax.scatter(x.flatten().numpy(), y.flatten().numpy(), s=8, color=PALETTE["other"])
-        ax.scatter(x[where].numpy(), y[where].numpy(), s=28, color=PALETTE["attn"])
+        ax.scatter(
+            x.flatten().cpu().numpy(), y.flatten().cpu().numpy(), s=8, color=PALETTE["other"]
+        )
+        ax.scatter(x[where].cpu().numpy(), y[where].cpu().numpy(), s=28, color=PALETTE["attn"])
         zero_line(ax)
         zero_line(ax, vertical=True)
         ax.set_xlabel(f"copying score (fed: {fed})")

@@ -85,7 +85,7 @@ def deletions(runs: Mapping[str, Departure]) -> Figure:
     """
     figure, axes = panels(len(runs), 1, height=1.5 * len(runs) + 0.6, sharex=True, sharey=True)
     for ax, (name, run) in zip(axes, runs.items(), strict=True):
-        kl = run.kl.double().cpu().clamp(min=1e-5).numpy()
+        kl = run.kl.double().cpu().clamp(min=1e-5).cpu().numpy()
         color = PALETTE["position 0"] if "only" in name else PALETTE["stream"]
         ax.bar(np.arange(len(kl)), kl, color=color, width=0.8)
         for layer in np.argsort(kl)[-4:]:

@@ -78,7 +78,9 @@ def largest_cosines(
     """
     figure, (ax,) = panels(height=3.4)
     for (width, values), color in zip(running.items(), shades(len(running)), strict=True):
-        ax.step(range(1, len(values) + 1), values.numpy(), where="post", color=color, linewidth=1)
+        ax.step(
+            range(1, len(values) + 1), values.cpu().numpy(), where="post", color=color, linewidth=1
+        )
         ax.plot(list(medians[width]), list(medians[width].values()), "--", color=color)
         ax.text(len(values), float(values[-1]), f" d = {width:,}", color=color, va="center")
     ax.set_xscale("log")

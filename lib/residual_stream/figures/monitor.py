@@ -193,7 +193,7 @@ def _signs(monitor: StreamMonitor) -> list[np.ndarray]:
         return np.asarray(values, dtype=float).reshape(n_steps, -1).T
 
     inside = [layer < monitor.n_layers for layer, _ in monitor.history.gains]
-    moved = np.array([sample.gain_moved.numpy() for sample in monitor.history.samples])
+    moved = np.array([sample.gain_moved.cpu().numpy() for sample in monitor.history.samples])
     gains = moved[:, inside].T.astype(float)
     return [
         by_step(writes["varies"] / writes["before"]),

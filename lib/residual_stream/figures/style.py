@@ -31,8 +31,6 @@ PALETTE: dict[str, str] = {
     "other": "#8A8A8A",
 }
 PALETTE["pos_embed"] = "#56B4E9"
-# What mixes positions in another way than attention does.
-PALETTE["linear_attn"] = PALETTE["mixer"] = "#7A9CC6"
 #: The same hues, lighter, for the widgets of :mod:`residual_stream.widgets` on a dark page.
 PALETTE_DARK: dict[str, str] = {
     "embed": "#35C29A",
@@ -73,6 +71,16 @@ _RC = {
     "image.cmap": SEQUENTIAL,
     "svg.hashsalt": "residual-stream",
 }
+
+
+def color_of(kind: str) -> str:
+    """Return the colour of a kind of write; one for all mixers that are not attention.
+
+    Example:
+        >>> color_of("attn"), color_of("linear_attn") == color_of("mixer")
+        ('#0072B2', True)
+    """
+    return PALETTE.get(kind, "#7A9CC6")
 
 
 @contextmanager

@@ -61,7 +61,9 @@ def dimensionalities(toys: ToyModels) -> Figure:
     figure, (ax,) = panels(height=3.4)
     values, kept = toys.dimensionality().cpu(), toys.represented().cpu()
     x = (1 / (1 - toys.sparsity.cpu()))[:, None].expand_as(values)
-    ax.plot(x[kept].numpy(), values[kept].numpy(), ".", color=shades(1)[0], alpha=0.4, ms=4)
+    ax.plot(
+        x[kept].cpu().numpy(), values[kept].cpu().numpy(), ".", color=shades(1)[0], alpha=0.4, ms=4
+    )
     for level, name in ((1, "alone"), (0.5, "antipodal pair"), (0.4, "pentagon")):
         ax.axhline(level, color=PALETTE["other"], linewidth=0.8, zorder=0)
         ax.text(float(x.max()), level, name, ha="right", va="bottom", fontsize=8)
@@ -98,7 +100,9 @@ def phase_diagram(
     shared = torch.linspace(min(densities), 4 / 7, 200)
     for importance in (sharing_pays(shared), 1 / sharing_pays(shared)):
         inside = (importance >= min(importances)) & (importance <= max(importances))
-        ax.plot(importance[inside].numpy(), shared[inside].numpy(), color=PALETTE["norm"])
+        ax.plot(
+            importance[inside].cpu().numpy(), shared[inside].cpu().numpy(), color=PALETTE["norm"]
+        )
     ax.plot([1, 1], [4 / 7, max(densities)], color=PALETTE["norm"], label="closed form")
     for name, color in colors.items():
         ax.plot([], [], "s", color=color, label=name)
