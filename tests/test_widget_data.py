@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 
+import nbformat
 import pytest
 import torch
 
 import residual_stream as rs
-from residual_stream.widgets.base import MAX_BYTES
+from residual_stream.widgets.base import MAX_BYTES, MovableFigure, module_of
 from widget_data import FIGURES, PROMPTS, SENTENCE, SWITCHES, TARGET
+
+CHAPTERS = sorted((TARGET.parents[3] / "chapters").glob("*.ipynb"))
+STATE = "application/vnd.jupyter.widget-state+json"
 
 
 @pytest.mark.parametrize("name", sorted(FIGURES))
@@ -74,3 +78,13 @@ def test_the_files_are_as_the_tool_writes_them():
         text = (TARGET / f"{name}.json").read_text(encoding="utf-8")
         compact = json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
         assert text == compact + "\n"
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_the_figures_on_a_chapters_page_are_drawn_by_the_librarys_own_script_and_style(path):
+    stored = nbformat.read(path, as_version=4).metadata.get("widgets", {}).get(STATE, {})
+    states = [each["state"] for each in stored.get("state", {}).values()]
+    for state in states:
+        if "_esm" in state:
+            assert state["_esm"] == module_of(state["kind"]), "execute the chapter again"
+            assert state["_css"] == MovableFigure._css, "execute the chapter again"
