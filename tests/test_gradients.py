@@ -142,3 +142,12 @@ def test_the_paths_of_the_real_model_add_up():
     assert parts.error < 1e-3
     with pytest.raises(ValueError, match=r"60 branches make 2\^60 paths"):
         gradient_of_every_path(model, [1, 2, 3])
+
+
+def test_a_block_that_is_wired_otherwise_is_not_split_in_silence():
+    model = random_model("llama")
+    model.blocks[1].original_component.register_forward_hook(
+        lambda module, inputs, output: output + 0.1 * inputs[0] if inputs else 1.1 * output
+    )
+    with pytest.raises(rs.LedgerError, match="miss autograd's gradient by"):
+        rs.gradient_by_path_length(model, torch.tensor([[1, 5, 9, 2, 4]]))

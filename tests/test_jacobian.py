@@ -75,3 +75,9 @@ def test_wrong_questions_are_refused():
         block_jacobian(model, x, 0, position=5)
     with pytest.raises(ValueError, match="block 2 does not exist; the model has 2"):
         block_jacobian(model, x, 2)
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 16), (5, 3), (0, 16), (49, 16)])
+def test_a_stream_of_another_shape_is_refused(shape):
+    with pytest.raises(ValueError, match=r"pass that of one text, \[seq, 16\] with at most 48"):
+        block_jacobian(random_model("gpt2"), torch.zeros(shape), 1)

@@ -78,7 +78,7 @@ class BlockJacobian:
 
 def block_jacobian(
     model: TransformerBridge,
-    residual: Float[Tensor, "seq d_model"],
+    residual: Float[Tensor, "*seq d_model"],
     layer: int,
     *,
     position: int = -1,
@@ -101,7 +101,7 @@ def block_jacobian(
 
     Raises:
         IndexError: A position outside the text.
-        ValueError: A layer that does not exist.
+        ValueError: A layer that does not exist, or a stream of another shape.
 
     Example:
         >>> import residual_stream as rs
@@ -110,6 +110,12 @@ def block_jacobian(
         >>> rs.block_jacobian(model, entering, 1).alignment > 0.5
         True
     """
+    width, longest = model.cfg.d_model, model.cfg.n_ctx
+    if residual.ndim != 2 or residual.shape[1] != width or not 0 < len(residual) <= longest:
+        raise ValueError(
+            f"block_jacobian: the stream has the shape {tuple(residual.shape)}; pass that of one "
+            f"text, [seq, {width}] with at most {longest} positions"
+        )
     length = len(residual)
     if not -length <= position < length:
         raise IndexError(

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .audit import LedgerError
 from .gradients import longer_than_one, stream_gradients, summed_loss
 from .inputs import to_tokens
 from .precision import Float64Throughout
@@ -117,6 +118,7 @@ def gradient_by_path_length(
 
     Raises:
         ValueError: An unknown unit, or a text of one token.
+        LedgerError: The parts do not add up to autograd's gradient.
 
     Example:
         >>> import residual_stream as rs
@@ -137,7 +139,15 @@ def gradient_by_path_length(
     with Float64Throughout():
         values = _sweep(model, text, unit, one_longer, "gradient_by_path_length")
     steps = torch.stack([torch.ones_like(descent[0]), *descent])
-    return PathGradients(values, stream_gradients(model, text).values[0], unit, steps)
+    parts = PathGradients(values, stream_gradients(model, text).values[0], unit, steps)
+    allowed = max(1e-3, 8 * torch.finfo(model.cfg.dtype).eps)
+    if not parts.error <= allowed:
+        raise LedgerError(
+            f"gradient_by_path_length: the parts miss autograd's gradient by {parts.error:.2g} of "
+            f"it (rounding would be at most {allowed:.1g}): a block is wired differently than this "
+            "library reads it; record(model, text).audit() says which"
+        )
+    return parts
 
 
 def gradient_of_every_path(
