@@ -1,4 +1,4 @@
-r"""What counts as a fault of a stream: one criterion each, stated before any run was looked at.
+r"""What counts as a fault of a stream: one stated criterion each.
 
 With :math:`x` the stream that a write :math:`\Delta` joins, :math:`g` the gradient of the loss, all
 as root mean squares over tokens without position 0:
@@ -24,7 +24,10 @@ gradient       the same a hundredfold, later: a depth hardly feels the loss, or 
 sink           position 0 holds more than half of the stream's squared norm (a note, no fault)
 ============== ==================================================================================
 
-dead, unread, exploding, precision, frozen and gradient must hold in three samples in a row. Behind
+The first four, frozen and gradient must hold in three samples in a row. A criterion is an order of
+magnitude, a majority or a rounding, and no number was fitted, but for gradient's hundredfold: the
+first steps of sound runs went beyond tenfold, so it was widened. A stack without any norm gain
+cannot show that it is fresh, so initialisation is not judged there; gradient is. Behind
 the products: a branch that reads a normalised copy does not see the stream's length, so in a sound
 stack a *relative* change of the stream moves the loss by about as much at every depth.
 
