@@ -121,9 +121,11 @@ def test_the_cell_is_put_before_the_first_code_cell_and_renewed_in_place(tmp_pat
 
     notebook = nbformat.read(path, 4)
     notebook.cells[1].source += "\nprint('an older one')"
+    notebook.cells[1].execution_count = 1
     nbformat.write(notebook, path)
     assert write_into(path)
     assert [cell.source for cell in nbformat.read(path, 4).cells] == sources
+    assert nbformat.read(path, 4).cells[1].execution_count == 1  # the rest was run, and stays
     assert not write_into(path)
 
 

@@ -93,6 +93,7 @@ def write_into(path: Path) -> bool:
             and notebook.cells[at].metadata == cell.metadata
         ):
             return False
+        cell.execution_count = notebook.cells[at].execution_count  # it does nothing elsewhere
         notebook.cells[at] = cell
     else:
         notebook.cells.insert(at, cell)

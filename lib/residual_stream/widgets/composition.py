@@ -61,7 +61,7 @@ def composition(
         >>> scores = rs.composition_scores(model, "K")
         >>> figure = composition(scores, kind="K", baseline=(0.1, 0.01), start=(0, 3))
         >>> figure.value, figure.data["heads"]
-        (3, 8)
+        (3, 4)
     """
     if kind not in _READERS:
         raise ValueError(f"composition: kind {kind!r} is not known; pass one of {list(_READERS)}")

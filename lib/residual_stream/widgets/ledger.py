@@ -49,7 +49,7 @@ def ledger(cases: Sequence[tuple[ResidualStream, Switches]]) -> MovableFigure:
         >>> stream = rs.record(rs.load("bench"), "In the beginning")
         >>> figure = ledger([(stream, rs.switch_off(stream, [5], writes=2))])
         >>> figure.data["cases"][0]["labels"][:2]
-        ['row', 'L0 attention']
+        ['row', 'position']
     """
     if not cases:
         raise ValueError("ledger: no cases are given; pass pairs of a stream and its switches")
