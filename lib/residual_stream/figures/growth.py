@@ -178,7 +178,9 @@ def over_training(profiles: Mapping[int, StreamNorms]) -> Figure:
         ax.set_xlabel(f"after the write ({name})")
     axes[0].set_ylabel("length of the stream (log axis)")
     axes[1].spines["bottom"].set_color(PALETTE["position 0"])
-    axes[1].legend(fontsize=8, ncols=2)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=8
+    )
     return figure
 
 
@@ -241,6 +243,7 @@ def removals(
     names = [label.removesuffix("_out").replace("_", " ") for label in split]
     right.set_yticks(places, names)
     right.set_xscale("log")
+    right.set_xlim(left=0.01)  # what costs less has no bar
     right.set_xlabel("KL, removed at position 0 only\nor elsewhere only (log axis)")
     return figure
 
