@@ -50,7 +50,6 @@ def test_drawing_leaves_the_readers_style_alone():
 
 
 def test_no_two_things_share_a_colour():
-    named = {k: v for k, v in style.PALETTE.items() if k != "mixer"}  # linear attention's twin
-    colours = [colour.lower() for colour in named.values()]
+    colours = [colour.lower() for colour in style.PALETTE.values()]
     assert len(set(colours)) == len(colours)
     assert {"embed", "attn", "mlp", "stream", "norm", "position 0"} <= set(figures.PALETTE)

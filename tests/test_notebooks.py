@@ -76,6 +76,13 @@ def test_the_chapter_keeps_every_rule(path):
         pytest.fail("\n".join(problems), pytrace=False)
 
 
+def test_no_two_figures_of_the_book_have_one_name():
+    cells = [cell for path in CHAPTERS for cell in nbformat.read(path, as_version=4).cells]
+    figures = [cell.metadata.get("mystnb", {}).get("figure", {}).get("name") for cell in cells]
+    names = [name for name in figures if name]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_every_claim_that_is_listed_has_a_result_and_every_result_is_listed():
     page = (ROOT / "book" / "claims.md").read_text(encoding="utf-8")
     results = reached(ROOT / "chapters")

@@ -42,8 +42,6 @@ PALETTE_DARK: dict[str, str] = {
     "position 0": "#F2BC4B",
     "other": "#9A9A9A",
     "pos_embed": "#8CCDF2",
-    "linear_attn": "#A9C1DF",
-    "mixer": "#A9C1DF",
 }
 
 Parameters = ParamSpec("Parameters")
