@@ -186,6 +186,17 @@ def test_the_library_keeps_the_fingerprints_of_the_attempts(name):
             assert np.allclose(one["values"], other["values"], rtol=1e-3, atol=1e-4), one["name"]
 
 
+def test_the_instructors_table_has_the_points_and_minutes_of_the_sheets():
+    page = (ROOT / "book" / "instructors.md").read_text("utf-8")
+    for number, name in enumerate(SHEETS, 1):
+        sheet, text = read_sheet(name), text_of(student(read_sheet(name)))
+        minutes = sum(int(found) for found in re.findall(r"\*(\d+) minutes, ", text))
+        by_hand = sum(q.points for q in sheet.questions if q.manual)
+        row = f"| {sheet.title.removeprefix('Sheet ')} | {sheet.points} | {by_hand} | {minutes} |"
+        assert row in page, row
+        assert row.startswith(f"| {number} ·") and f" {sheet.points} points, " in text
+
+
 def test_the_library_holds_no_answer():
     files = [p for p in (ROOT / "lib").rglob("*") if p.suffix in (".py", ".json")]
     text = "\n".join(path.read_text("utf-8") for path in files)
