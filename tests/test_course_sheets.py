@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import nbformat
@@ -19,7 +20,8 @@ from course_notebooks import full_marks
 from residual_stream.checks import QUESTIONS
 
 SHEETS = sheets()
-SEEDS = (11, 20_26)
+#: `make test-course` draws more inputs than `make test`.
+SEEDS = (11, 20_26, 31_337) if os.environ.get("COURSE_TESTS") == "full" else (11,)
 ASKED = [(name, question) for name in SHEETS for question in QUESTIONS[read_sheet(name).check]]
 
 
@@ -182,6 +184,17 @@ def test_the_library_keeps_the_fingerprints_of_the_attempts(name):
         assert [m["says"] for m in old] == [m["says"] for m in new], "python -m course build"
         for one, other in zip(old, new, strict=True):
             assert np.allclose(one["values"], other["values"], rtol=1e-3, atol=1e-4), one["name"]
+
+
+def test_the_instructors_table_has_the_points_and_minutes_of_the_sheets():
+    page = (ROOT / "book" / "instructors.md").read_text("utf-8")
+    for number, name in enumerate(SHEETS, 1):
+        sheet, text = read_sheet(name), text_of(student(read_sheet(name)))
+        minutes = sum(int(found) for found in re.findall(r"\*(\d+) minutes, ", text))
+        by_hand = sum(q.points for q in sheet.questions if q.manual)
+        row = f"| {sheet.title.removeprefix('Sheet ')} | {sheet.points} | {by_hand} | {minutes} |"
+        assert row in page, row
+        assert row.startswith(f"| {number} ·") and f" {sheet.points} points, " in text
 
 
 def test_the_library_holds_no_answer():

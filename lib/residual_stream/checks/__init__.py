@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from .fingerprints import Check, Checks, agree
-from .inputs import draw, tokens, writes
+from .inputs import draw, heads, normal, stack_weights, tokens, writes
 from .questions import QUESTIONS, Question, collect, say
 
 __all__ = [
@@ -26,10 +26,18 @@ __all__ = [
     "Checks",
     "Question",
     "agree",
+    "attribution",
     "bus",
     "collect",
     "draw",
+    "ensembles",
+    "heads",
+    "norm_growth",
+    "normal",
+    "probe",
     "say",
+    "stack_weights",
+    "subspaces",
     "tokens",
     "writes",
 ]
@@ -54,6 +62,32 @@ def bus(*, ledger: Any = None, turn: Any = None, swallowed: Any = None, push: An
     """
     given = {"ledger": ledger, "turn": turn, "swallowed": swallowed, "push": push}
     return _check("bus", given)
+
+
+def subspaces(*, louder: Any = None, inside: Any = None, taken_back: Any = None) -> Checks:
+    """Check answers of sheet 2, *Subspaces and superposition*; see :func:`bus`."""
+    return _check("subspaces", {"louder": louder, "inside": inside, "taken_back": taken_back})
+
+
+def attribution(*, shares: Any = None, k_composition: Any = None, lost: Any = None) -> Checks:
+    """Check answers of sheet 3, *Attribution and composition*; see :func:`bus`."""
+    return _check("attribution", {"shares": shares, "k_composition": k_composition, "lost": lost})
+
+
+def ensembles(*, without: Any = None, by_length: Any = None, where: Any = None) -> Checks:
+    """Check answers of sheet 4, *Ensembles and the highway*; see :func:`bus`."""
+    return _check("ensembles", {"without": without, "by_length": by_length, "where": where})
+
+
+def norm_growth(*, ratios: Any = None, laws: Any = None, initialise: Any = None) -> Checks:
+    """Check answers of sheet 5, *Norm growth and diagnostics*; see :func:`bus`."""
+    return _check("norm_growth", {"ratios": ratios, "laws": laws, "initialise": initialise})
+
+
+def probe(*, survivors: Any = None, settled: Any = None, last_third: Any = None) -> Checks:
+    """Check answers of sheet 6, *The probe*; see :func:`bus`."""
+    given = {"survivors": survivors, "settled": settled, "last_third": last_third}
+    return _check("probe", given)
 
 
 def _check(sheet: str, given: dict[str, Any]) -> Checks:

@@ -46,6 +46,35 @@ def writes(seed: int, shape: Sequence[int] = (8, 2, 9, 16)) -> Float[Tensor, "wr
     return torch.as_tensor(values.astype(np.float32))
 
 
+def normal(seed: int, *shape: int) -> Float[Tensor, "..."]:
+    """Return standard normal numbers.
+
+    Example:
+        >>> normal(0, 2, 3).shape
+        torch.Size([2, 3])
+    """
+    drawn = np.random.RandomState(seed % 2**32).standard_normal(shape)
+    return torch.as_tensor(drawn.astype(np.float32))
+
+
+def heads(seed: int, count: int, width: int = 24, size: int = 6) -> dict[str, Tensor]:
+    """Return the weights of some heads: `W_Q`, `W_K`, `W_V` [head, d_model, d_head] and `W_O`."""
+    shapes = dict.fromkeys(("W_Q", "W_K", "W_V"), (count, width, size))
+    shapes["W_O"] = (count, size, width)
+    return {name: normal(seed + 1 + i, *shape) for i, (name, shape) in enumerate(shapes.items())}
+
+
+def stack_weights(seed: int, layers: int = 3, width: int = 8) -> dict[str, Tensor]:
+    """Return weights of a GPT-2-style stack, all of the same spread, by name."""
+    shapes = {"W_E": (11, width), "W_pos": (5, width)}
+    for layer in range(layers):
+        at = f"blocks.{layer}"
+        shapes |= {f"{at}.attn.W_{kind}": (width, width) for kind in "QKVO"}
+        shapes |= {f"{at}.mlp.W_in": (width, 4 * width), f"{at}.mlp.W_out": (4 * width, width)}
+        shapes |= {f"{at}.mlp.b_out": (width,), f"{at}.ln1.w": (width,)}
+    return {name: 0.02 * normal(seed + i, *shape) for i, (name, shape) in enumerate(shapes.items())}
+
+
 @dataclass(frozen=True)
 class Draw:
     """What one student measures on: two of the book's passages and three layers.

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..models import load
 from .fingerprints import Check, compare, kept
-from .inputs import tokens, writes
+from .inputs import heads, normal, stack_weights, tokens, writes
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,28 @@ class Question:
     tolerance: float = 2e-3
 
 
-def _on_bench(answer: Any, *rest: Any, seed: int) -> Any:
+def _on_bench(answer: Any, *rest: Any, seed: int, batch: int = 2) -> Any:
     model = load("bench")
-    return answer(model, tokens(model, seed), *rest)
+    return answer(model, tokens(model, seed, batch=batch), *rest)
+
+
+def _span(seed: int) -> Tensor:
+    """Rows that are neither orthogonal nor of one length, two to five of them."""
+    return normal(seed, 2 + seed % 4, 10) + 0.7 * normal(seed + 50, 10)
+
+
+def _readout(seed: int) -> tuple[Tensor, Tensor, Tensor, float, int]:
+    return writes(seed), normal(seed + 1, 16, 30) + 0.5, normal(seed + 2, 16) + 2, 0.5, 7
+
+
+def _growth(seed: int) -> Tensor:
+    steps = torch.arange(13.0)
+    return torch.exp(0.3 * steps + 0.4 * normal(seed, 13))
+
+
+def _initialised(answer: Any, seed: int) -> Any:
+    weights = answer(stack_weights(seed), 3)
+    return torch.cat([weight.flatten() for weight in weights.values()])
 
 
 #: By sheet and by the name that is asked for.
@@ -38,6 +60,34 @@ QUESTIONS: dict[str, dict[str, Question]] = {
         "turn": Question("[write − 1, batch, pos]", lambda f: f(writes(2))),
         "swallowed": Question("[write − 1]", lambda f: f(writes(3)), tolerance=1e-4),
         "push": Question("[batch, pos − 1]", lambda f: _on_bench(f, 1, 0.1, seed=4)),
+    },
+    "subspaces": {
+        "louder": Question("[batch]", lambda f: f(normal(1, 9, 12), 2 * normal(2, 9, 12), 0.3)),
+        "inside": Question(
+            "a number for each pair [a, b]",
+            lambda f: torch.stack([torch.as_tensor(f(_span(k), _span(k + 9))) for k in range(4)]),
+        ),
+        "taken_back": Question("[write − 1, batch, pos]", lambda f: f(writes(3))),
+    },
+    "attribution": {
+        "shares": Question("[write, batch, pos]", lambda f: f(*_readout(4))),
+        "k_composition": Question("[writer, reader]", lambda f: f(heads(5, 3), heads(6, 4))),
+        "lost": Question("[batch, pos − 1]", lambda f: _on_bench(f, 2, 1, seed=7), tolerance=5e-3),
+    },
+    "ensembles": {
+        "without": Question("[layer]", lambda f: _on_bench(f, seed=8), tolerance=5e-3),
+        "by_length": Question("[length, d, d]", lambda f: f(0.5 * normal(9, 4, 3, 3))),
+        "where": Question("[pos]", lambda f: _on_bench(f, 1, seed=10), tolerance=5e-3),
+    },
+    "norm_growth": {
+        "ratios": Question("[layer]", lambda f: f(writes(11, (9, 3, 7, 16)))),
+        "laws": Question("[2]", lambda f: f(_growth(12))),
+        "initialise": Question("all weights, one after the other", lambda f: _initialised(f, 13)),
+    },
+    "probe": {
+        "survivors": Question("[batch]", lambda f: _on_bench(f, seed=14, batch=8), tolerance=1e-4),
+        "settled": Question("[batch]", lambda f: _on_bench(f, seed=15, batch=8), tolerance=1e-4),
+        "last_third": Question("[batch]", lambda f: _on_bench(f, seed=16, batch=6)),
     },
 }
 
