@@ -255,10 +255,14 @@ def test_every_prediction_result_and_correction_has_its_class(site):
     for path in CHAPTERS:
         text = (site / "chapters" / f"{path.stem}.html").read_text(encoding="utf-8")
         found = box.findall(text)
-        assert {kind for _, kind in found} == {"Prediction", "Result", "Correction"}
+        expected = {"Prediction", "Correction"}
+        if '<a id="claim-' in text:  # the last chapter tests no claim of its own
+            expected.add("Result")
+        assert {kind for _, kind in found} == expected
         for attributes, kind in found:
             assert attributes == f' class="box box-{kind.lower()}"', path.stem
-        assert len(found) == text.count("<blockquote"), f"{path.stem}: a block quote of no kind"
+        if "Result" in expected:  # the last chapter quotes the story that it tells
+            assert len(found) == text.count("<blockquote"), f"{path.stem}: a quote of no kind"
 
 
 @pytest.mark.parametrize(
@@ -528,10 +532,14 @@ def test_the_search_finds_a_page(browser, served):
 WIDGET_VIEW = "script[type='application/vnd.jupyter.widget-view+json']"
 
 
-def test_every_widget_starts_and_its_control_changes_what_is_said(browser, served):
+def test_every_widget_starts_and_its_control_changes_what_is_said(browser, served, site, pages):
     page, troubles = open_view(browser, served, "phone")
-    for path in [*(f"chapters/{path.stem}" for path in CHAPTERS), "book/intro"]:
-        page.goto(f"{served}/{path}.html", wait_until="load")
+    view = re.compile(r'<script type="application/vnd\.jupyter\.widget-view\+json"')
+    moving = [n for n in pages if view.search((site / n).read_text(encoding="utf-8"))]
+    first = {f"chapters/{path.stem}.html" for path in CHAPTERS[:3]}
+    assert {*first, "book/intro.html"} <= set(moving)
+    for path in moving:
+        page.goto(f"{served}/{path}", wait_until="load")
         start = time.perf_counter()
         page.wait_for_selector(".rs-widget [role=status]")
         print(f"{path}: the first widget is there {time.perf_counter() - start:.2f} s after load")
