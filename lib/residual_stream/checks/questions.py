@@ -48,8 +48,16 @@ def _growth(seed: int) -> Tensor:
     return torch.exp(0.3 * steps + 0.4 * normal(seed, 13))
 
 
+def _each(values: list[Any]) -> Any:
+    if any(value is None or value is ... for value in values):
+        return None
+    return torch.stack([torch.as_tensor(value) for value in values])
+
+
 def _initialised(answer: Any, seed: int) -> Any:
     weights = answer(stack_weights(seed), 3)
+    if not isinstance(weights, dict):
+        return weights
     return torch.cat([weight.flatten() for weight in weights.values()])
 
 
@@ -65,7 +73,7 @@ QUESTIONS: dict[str, dict[str, Question]] = {
         "louder": Question("[batch]", lambda f: f(normal(1, 9, 12), 2 * normal(2, 9, 12), 0.3)),
         "inside": Question(
             "a number for each pair [a, b]",
-            lambda f: torch.stack([torch.as_tensor(f(_span(k), _span(k + 9))) for k in range(4)]),
+            lambda f: _each([f(_span(k), _span(k + 9)) for k in range(4)]),
         ),
         "taken_back": Question("[write − 1, batch, pos]", lambda f: f(writes(3))),
     },
