@@ -10,9 +10,9 @@ dead           what differs between tokens in :math:`\Delta` is below single-pre
                :math:`\lVert x\rVert + \lVert\Delta\rVert`
 unread         no gradient reaches a branch that is trained, though it reaches the stream
 exploding      in the upper half of a pre-norm stack, :math:`\lVert\Delta\rVert > \lVert x\rVert`
-               (one write outweighs all before it; tenfold in the last block, whose writes may well
-               be most of what is read out) and the ratio grew faster than the number of steps:
-               more than twofold while the steps doubled
+               (one write outweighs all before it; tenfold for the last write, which may well be
+               most of what is read out) and the ratio grew faster than the number of steps: more
+               than twofold while the steps doubled
 precision      adding :math:`\Delta` leaves more than half of the entries that it would change as
                they were; or a value is not finite
 frozen         a norm's gain stayed the same to the bit while a matrix of its block moved
@@ -230,7 +230,7 @@ def _exploding(view: _View) -> Iterator[Finding]:
     now = view["norm"] / view["before"]
     for at in view.writes:
         layer = view.parts[at][0]
-        enough = ORDER if layer == view.n_layers - 1 else 1.0
+        enough = ORDER if at == view.writes[-1] else 1.0
         if layer < view.n_layers / 2 or not bool((now[:, at] > enough).all()):
             continue
         if all(view.history.grew_faster_than_time(at, sample) for sample in view.recent):
