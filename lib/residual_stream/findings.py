@@ -25,11 +25,12 @@ sink           position 0 holds more than half of the stream's squared norm (a n
 ============== ==================================================================================
 
 The first four, frozen and gradient must hold in three samples in a row. A criterion is an order of
-magnitude, a majority or a rounding, and no number was fitted, but for gradient's hundredfold: the
-first steps of sound runs went beyond tenfold, so it was widened. A stack without any norm gain
-cannot show that it is fresh, so initialisation is not judged there; gradient is. Behind
-the products: a branch that reads a normalised copy does not see the stream's length, so in a sound
-stack a *relative* change of the stream moves the loss by about as much at every depth.
+magnitude, a majority or a rounding. Two were widened after sound runs went beyond the first choice:
+gradient's hundredfold, since first steps go beyond tenfold, and exploding's tenfold for the last
+write. A stack without any norm gain cannot show that it is fresh, so initialisation is not judged
+there; gradient is. Behind the products: a branch that reads a normalised copy does not see the
+stream's length, so in a sound stack a *relative* change of the stream moves the loss by about as
+much at every depth.
 
 Source: Xiong et al. 2020 and Liu et al. 2020 (post-norm); Micikevicius et al. 2018, section 3.1
 (updates lost to rounding); Lu et al. 2020 (dying ReLU); Sun et al. 2024 (position 0).
