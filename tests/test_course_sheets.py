@@ -18,6 +18,7 @@ from course.sheet import ROOT, SheetError, read_sheet, sheets
 from course.versions import solution, student, student_path, text_of, without_solution
 from course_notebooks import full_marks
 from residual_stream.checks import QUESTIONS
+from setup_cell import setup_cell
 
 SHEETS = sheets()
 #: `make test-course` draws more inputs than `make test`.
@@ -195,6 +196,13 @@ def test_the_instructors_table_has_the_points_and_minutes_of_the_sheets():
         row = f"| {sheet.title.removeprefix('Sheet ')} | {sheet.points} | {by_hand} | {minutes} |"
         assert row in page, row
         assert row.startswith(f"| {number} ·") and f" {sheet.points} points, " in text
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_every_sheet_begins_with_the_setup_cell(name):
+    cells = [cell for cell in student(read_sheet(name)).cells if cell.cell_type == "code"]
+    assert cells[0].source == setup_cell(), "python tools/setup_cell.py --write"
+    assert not any("pip" in cell.source or "otter" in cell.source for cell in cells[1:])
 
 
 def test_the_library_holds_no_answer():

@@ -1,7 +1,7 @@
 """The setup cell with which every notebook begins: written here, once.
 
     python tools/setup_cell.py             # print it
-    python tools/setup_cell.py --write     # put it first into every chapter
+    python tools/setup_cell.py --write     # put it first into every chapter and every sheet
 
 On Colab it installs the library from the repository, at the tag of this version, and holds torch
 and numpy where Colab has them. Anywhere else it does nothing. The address comes from
@@ -106,11 +106,11 @@ def write_into(path: Path) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--write", action="store_true", help="write it into chapters/*.ipynb")
+    parser.add_argument("--write", action="store_true", help="write it into chapters and sheets")
     if not parser.parse_args(arguments).write:
         print(setup_cell())
         return 0
-    for path in sorted((ROOT / "chapters").glob("*.ipynb")):
+    for path in sorted([*ROOT.glob("chapters/*.ipynb"), *ROOT.glob("assignments/*.ipynb")]):
         print(path, "written" if write_into(path) else "unchanged")
     return 0
 
