@@ -39,7 +39,8 @@ def a_layer_that_writes_about_its_token(stream):
     noise = torch.randn(writes[index].shape, generator=torch.Generator().manual_seed(0))
     noise = noise.to(writes) * (writes[index].norm() / noise.norm())
     writes[index] = noise
-    return replace(stream, writes=writes)
+    changed = replace(stream, writes=writes)
+    return replace(changed, top=changed.final)  # a ledger that closes, of another model
 
 
 def without_the_depth(standard_deviation):
@@ -71,12 +72,11 @@ def a_fixed_point(rounding_loss):
     return fixed
 
 
-def patients_that_are_all_sound(case):
-    """Every patient is trained without its fault, and still said to have it."""
-    sound = case("C")
+def a_patient_that_is_sound(case):
+    """Patient D is trained without its fault, and still said to have it."""
 
     def healthy(name):
-        return replace(sound, diagnosis=case(name).diagnosis)
+        return replace(case("C"), diagnosis=case("D").diagnosis) if name == "D" else case(name)
 
     return healthy
 
@@ -113,9 +113,9 @@ MUTATIONS = {
         "N9",
         {"rewrite": ("value[:, places] = 0", "value[:, 1:][:, places] = 0")},
     ),
-    "nothing was planted in the patients": (
+    "nothing was planted in patient D": (
         "N8",
-        {"mutation": patching(clinic, "_case", patients_that_are_all_sound)},
+        {"mutation": patching(clinic, "_case", a_patient_that_is_sound)},
     ),
     "numbers have a fixed point": (
         "N10",

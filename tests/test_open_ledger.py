@@ -40,11 +40,22 @@ def analyses():
 
 
 # Reached through an analysis only, or returning a part of the stream with its audit.
-INTERNAL = {"along_each_write", "at_position", "branch_shares"}
+# `ledger` draws what `switch_off` returned.
+INTERNAL = {"along_each_write", "at_position", "branch_shares", "ledger"}
+# Analyses of one text.
+OF_ONE_TEXT = {"climb": {}, "switch_off": {"targets": [5], "writes": 2}}
 
 
 def test_every_analysis_of_a_stream_is_in_the_list():
-    assert set(analyses()) - INTERNAL == set(ARGUMENTS)
+    assert set(analyses()) - INTERNAL == set(ARGUMENTS) | set(OF_ONE_TEXT)
+
+
+@pytest.mark.parametrize("name", OF_ONE_TEXT)
+def test_an_open_ledger_of_one_text_is_refused(name, bench):
+    stream = rs.record(bench, "In the beginning")
+    stream.writes[2, :, 1] += 0.5
+    with pytest.raises(rs.LedgerError, match=f"^{name}: .*a write was changed or lost"):
+        analyses()[name](stream, **OF_ONE_TEXT[name])
 
 
 @pytest.fixture
