@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 import torch
 
 import residual_stream as rs
@@ -80,6 +81,45 @@ class Chapter:
                 exec(compile(source, "<cell>", "exec"), namespace)
         finally:
             os.chdir(folder)
+
+
+class ClaimTests:
+    """The tests that every chapter of claims has; its file subclasses this and says which.
+
+    Attributes:
+        name: The chapter's notebook.
+        claims: The claims that it tests.
+        mutations: By what they break: the claim, and how :meth:`Chapter.run` is to break it.
+    """
+
+    name: str
+    claims: tuple[str, ...]
+    mutations: dict[str, tuple[str, dict[str, Any]]]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def chapter(cls) -> Chapter:
+        return Chapter(cls.name)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        for argument, values in (("claim", self.claims), ("what", list(self.mutations))):
+            if argument in metafunc.fixturenames:
+                metafunc.parametrize(argument, values)
+
+    def test_every_claim_of_the_chapter_is_on_the_page_and_has_a_mutation(self, chapter):
+        broken = {claim for claim, _ in self.mutations.values()}
+        assert set(chapter.claims()) == set(self.claims) == broken
+
+    def test_the_experiment_of_a_claim_stands_alone(self, chapter, claim):
+        chapter.run(claim)
+
+    def test_the_experiment_of_a_claim_fails_when_it_is_broken(self, chapter, what):
+        claim, how = self.mutations[what]
+        with pytest.raises(AssertionError):
+            chapter.run(claim, **how)
+
+    def test_the_mutations_left_the_model_as_it_was(self, chapter):
+        assert chapter.records_as_before()
 
 
 def replacing(name: str, change: Callable[[Any], Any]) -> Mutation:

@@ -23,6 +23,7 @@ import matplotlib
 import pytest
 import torch
 
+pytest.register_assert_rewrite("chapter_cells")
 matplotlib.use("agg")  # not by MPLBACKEND: the notebooks' kernels would inherit it and draw nothing
 
 #: Read as a doctest module beside chapters/conftest.py it would be the same name twice.

@@ -7,14 +7,9 @@ import pytest
 import torch
 
 import residual_stream as rs
-from chapter_cells import Chapter, patching, replacing, without_write
+from chapter_cells import ClaimTests, patching, replacing, without_write
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return Chapter("03_attribution")
 
 
 def a_model_in_which_nobody_repairs(self_repair):
@@ -67,24 +62,9 @@ MUTATIONS = {
         {"mutation": patching(rs, "self_repair", a_model_in_which_nobody_repairs)},
     ),
 }
-CLAIMS = [f"A{n}" for n in range(1, 8)]
 
 
-def test_every_claim_of_the_chapter_is_on_the_page_and_has_a_mutation(chapter):
-    assert set(chapter.claims()) == set(CLAIMS) == {claim for claim, _ in MUTATIONS.values()}
-
-
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_the_experiment_of_a_claim_stands_alone(chapter, claim):
-    chapter.run(claim)
-
-
-@pytest.mark.parametrize("what", MUTATIONS)
-def test_the_experiment_of_a_claim_fails_when_it_is_broken(chapter, what):
-    claim, how = MUTATIONS[what]
-    with pytest.raises(AssertionError):
-        chapter.run(claim, **how)
-
-
-def test_the_mutations_left_the_model_as_it_was(chapter):
-    assert chapter.records_as_before()
+class TestClaims(ClaimTests):
+    name = "03_attribution"
+    claims = tuple(f"A{n}" for n in range(1, 8))
+    mutations = MUTATIONS

@@ -9,15 +9,10 @@ import pytest
 import torch
 
 import residual_stream as rs
-from chapter_cells import Chapter, patching, replacing
+from chapter_cells import ClaimTests, patching, replacing
 from residual_stream import blocks, clinic, connections, runs
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return Chapter("05_norm_growth")
 
 
 @contextmanager
@@ -122,24 +117,9 @@ MUTATIONS = {
         {"mutation": patching(rs.rounding, "rounding_loss", a_fixed_point)},
     ),
 }
-CLAIMS = [f"N{n}" for n in range(1, 11)]
 
 
-def test_every_claim_of_the_chapter_is_on_the_page_and_has_a_mutation(chapter):
-    assert set(chapter.claims()) == set(CLAIMS) == {claim for claim, _ in MUTATIONS.values()}
-
-
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_the_experiment_of_a_claim_stands_alone(chapter, claim):
-    chapter.run(claim)
-
-
-@pytest.mark.parametrize("what", MUTATIONS)
-def test_the_experiment_of_a_claim_fails_when_it_is_broken(chapter, what):
-    claim, how = MUTATIONS[what]
-    with pytest.raises(AssertionError):
-        chapter.run(claim, **how)
-
-
-def test_the_mutations_left_the_model_as_it_was(chapter):
-    assert chapter.records_as_before()
+class TestClaims(ClaimTests):
+    name = "05_norm_growth"
+    claims = tuple(f"N{n}" for n in range(1, 11))
+    mutations = MUTATIONS

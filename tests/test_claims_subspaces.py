@@ -6,14 +6,9 @@ import pytest
 import torch
 
 import residual_stream as rs
-from chapter_cells import Chapter, hooking, patching
+from chapter_cells import ClaimTests, hooking, patching
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    return Chapter("02_subspaces")
 
 
 def directions_with_a_common_part(original):
@@ -74,31 +69,24 @@ def nothing_written_above_block_10():
 
 
 MUTATIONS = {
-    "S1": {"mutation": patching(rs.directions, "random_directions", directions_with_a_common_part)},
-    "S2": {"mutation": patching(rs.divisor, "orthogonal_write", a_write_along_the_stream)},
-    "S3": {"mutation": patching(rs.subspaces, "ports", a_channel_for_every_block)},
-    "S4": {"mutation": patching(rs.superposition, "_draw", features_that_are_always_on)},
-    "S5": {"mutation": patching(rs.rotation, "rotate_model", a_rotation_that_forgets_a_weight)},
-    "S6": {"mutation": patching(rs.subspaces, "cosines", cosines_of_random_directions)},
-    "S7": {"mutation": patching(rs.cancellation, "_steps", writes_that_never_oppose)},
-    "S8": {"mutation": nothing_written_above_block_10()},
+    "S1": (
+        "S1",
+        {"mutation": patching(rs.directions, "random_directions", directions_with_a_common_part)},
+    ),
+    "S2": ("S2", {"mutation": patching(rs.divisor, "orthogonal_write", a_write_along_the_stream)}),
+    "S3": ("S3", {"mutation": patching(rs.subspaces, "ports", a_channel_for_every_block)}),
+    "S4": ("S4", {"mutation": patching(rs.superposition, "_draw", features_that_are_always_on)}),
+    "S5": (
+        "S5",
+        {"mutation": patching(rs.rotation, "rotate_model", a_rotation_that_forgets_a_weight)},
+    ),
+    "S6": ("S6", {"mutation": patching(rs.subspaces, "cosines", cosines_of_random_directions)}),
+    "S7": ("S7", {"mutation": patching(rs.cancellation, "_steps", writes_that_never_oppose)}),
+    "S8": ("S8", {"mutation": nothing_written_above_block_10()}),
 }
 
 
-def test_every_claim_of_the_chapter_is_on_the_page(chapter):
-    assert set(chapter.claims()) == set(MUTATIONS) == {f"S{n}" for n in range(1, 9)}
-
-
-@pytest.mark.parametrize("claim", MUTATIONS)
-def test_the_experiment_of_a_claim_stands_alone(chapter, claim):
-    chapter.run(claim)
-
-
-@pytest.mark.parametrize("claim", MUTATIONS)
-def test_the_experiment_of_a_claim_fails_when_it_is_broken(chapter, claim):
-    with pytest.raises(AssertionError):
-        chapter.run(claim, **MUTATIONS[claim])
-
-
-def test_the_mutations_left_the_model_as_it_was(chapter):
-    assert chapter.records_as_before()
+class TestClaims(ClaimTests):
+    name = "02_subspaces"
+    claims = tuple(f"S{n}" for n in range(1, 9))
+    mutations = MUTATIONS

@@ -196,6 +196,15 @@ def test_a_lost_write_opens_the_ledger(model):
     stream.require_closed()
 
 
+def test_entering_is_what_the_model_held_below_every_block(model):
+    stream = rs.record(model, IDS)
+    for layer in range(3):
+        held = rs.run_blocks(model, stream.entering(layer), layer, layer)
+        assert torch.equal(held, stream.after(1 + 2 * layer))
+    with pytest.raises(IndexError, match="block 3 does not exist; the model has 3"):
+        stream.entering(3)
+
+
 def test_it_says_what_it_is_in_one_line(model):
     assert "8 writes × 2 × 6 positions × 16, float32, cpu" in repr(rs.record(model, IDS))
 

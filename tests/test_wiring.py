@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import residual_stream as rs
+from residual_stream.architectures import TOKENS, random_model
 
 
 def test_a_sequential_block_writes_twice_and_closes_once(bench):
@@ -40,6 +41,13 @@ def test_a_missing_hook_point_is_refused_by_its_name(bench):
     )  # fmt: skip
     with pytest.raises(rs.WiringError, match=r"no hook point 'blocks.0.hook_mlp_out'"):
         rs.read_wiring(model)
+
+
+def test_a_record_of_parallel_blocks_fires_the_callers_hooks_for_its_own_run_only():
+    model, seen = random_model("neox"), []
+    with model.hooks([("blocks.0.hook_in", lambda value, hook: seen.append(value.shape[:2]))]):
+        rs.record(model, TOKENS)
+    assert seen == [TOKENS.shape]
 
 
 def test_every_branch_has_a_reading(bench):

@@ -31,6 +31,7 @@ from .branches import output_matrix
 from .readout import read_readout
 from .rerun import Hook, rerun_from
 from .targets import Targets, target_ids
+from .wiring import block_class
 
 if TYPE_CHECKING:
     from .stream import ResidualStream
@@ -209,7 +210,7 @@ def _require_plain_write(stream: ResidualStream, layer: int) -> None:
     elif getattr(block, "residual_contribution_scale", 1.0) != 1.0:
         between = "a factor on the attention's write"
     if between:
-        inner = type(block.original_component).__name__
+        inner = block_class(block)
         raise LedgerError(
             f"self_repair: in block {layer} ({inner}) there is {between}, so a head's removal is "
             "not the loss of its share; use ablate_heads, and logit_attribution(unit='head')"
@@ -237,7 +238,7 @@ class _Ablation:
             )
         bare = [h for h in heads if model.get_hook_point(f"blocks.{h[0]}.attn.hook_z") is None]
         if bare:
-            inner = type(model.blocks[bare[0][0]].original_component).__name__
+            inner = block_class(model.blocks[bare[0][0]])
             raise ValueError(f"{caller}: block {bare[0][0]} ({inner}) has no attention heads")
         if len(stream.positions) != stream.tokens.shape[1]:
             raise ValueError(
@@ -252,7 +253,7 @@ class _Ablation:
 
     def run(self, fwd_hooks: Sequence[Hook] = ()) -> Float[Tensor, "batch seq d_model"]:
         first = min(self.by_layer)
-        residual = self._entering(first)
+        residual = self.stream.entering(first)
         means = self._means(residual, first) if self.how == "mean" else {}
 
         def take_out(z: Tensor, hook: Any, layer: int) -> Tensor:
@@ -283,10 +284,6 @@ class _Ablation:
             removed = torch.cat([at_zero, removed], dim=1)[:, place]
             total = total + (removed * pulled).sum((-1, -2))
         return total
-
-    def _entering(self, layer: int) -> Float[Tensor, "batch seq d_model"]:
-        before = sum(write.layer < layer for write in self.stream.wiring.writes)
-        return self.stream.after(before - 1)
 
     def _means(self, residual: Tensor, first: int) -> dict[int, Tensor]:
         """Clean mean outputs, over rows and positions after 0."""

@@ -20,6 +20,7 @@ from .frozen import FrozenNorm
 from .parts import BranchParts, rounding_allowance
 from .rerun import Hook, run_to_top
 from .targets import Projection
+from .wiring import block_class
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -324,7 +325,7 @@ class _Splitter:
             total, size = total + bias, size + bias.abs()
         gap = (total - written).abs()
         if bool((gap > allowed * size).any()):
-            inner = type(self.model.blocks[layer].original_component).__name__
+            inner = block_class(self.model.blocks[layer])
             worst = int(gap.argmax())
             raise LedgerError(
                 f"logit_attribution: in block {layer} ({inner}) the parts of the {self.branch} "

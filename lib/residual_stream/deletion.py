@@ -22,7 +22,7 @@ from torch import Tensor
 from .inputs import to_positions, to_tokens
 from .readout import Readout, own_logits, read_readout
 from .rerun import Hook, run_blocks, run_to_top
-from .wiring import Wiring, read_wiring
+from .wiring import Wiring, block_class, read_wiring
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -240,10 +240,9 @@ def _deleting(
         elif write.layer == layer:
             points["mlp" if write.kind == "mlp" else "attn"] += write.hooks
     if what != "layer" and not points[what]:
-        inner = type(model.blocks[layer].original_component).__name__
         raise ValueError(
-            f"delete_layers: block {layer} ({inner}) has no {what} branch that could be deleted; "
-            "use what='layer'"
+            f"delete_layers: block {layer} ({block_class(model.blocks[layer])}) has no {what} "
+            "branch that could be deleted; use what='layer'"
         )
     return [(point, nothing) for branch in _BRANCHES[what] for point in points[branch]]
 
@@ -291,11 +290,10 @@ class _Intact:
         asked for and given back with every comparison.
         """
         places = top[:, self.read].flatten(0, 1)
-        cap = self.readout.soft_cap
         for start in range(0, len(places), _PLACES):
             some = slice(start, start + _PLACES)
             logits = own_logits(self.model, self.readout, places[None, some])[0].float()
-            yield some, cap * torch.tanh(logits / cap) if cap else logits
+            yield some, self.readout.capped(logits)
 
     def loss_of(self, logits: Tensor, log_total: Tensor, some: slice) -> Tensor:
         """Next-token loss; of no use at the last position, which ``departure`` leaves out."""

@@ -160,8 +160,7 @@ def _logits(
     streams = streams.to(readout.W_U.device)
     flat = streams.reshape(1, -1, streams.shape[-1])
     logits = own_logits(model, readout, flat).float()[0].reshape(*streams.shape[:-1], -1)
-    cap = readout.soft_cap
-    return cap * torch.tanh(logits / cap) if cap else logits
+    return readout.capped(logits)
 
 
 def _without_each(

@@ -160,6 +160,12 @@ class Readout:
         out = x @ self.W_U
         return self.multiplier * (out if self.b_U is None else out + self.b_U)
 
+    def capped(self, logits: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+        """Return what the model makes of logits: bounded by its soft-cap, if it has one."""
+        if not self.soft_cap:
+            return logits
+        return self.soft_cap * torch.tanh(logits / self.soft_cap)
+
     def __repr__(self) -> str:
         """One line: the norm, its biases, the size of the vocabulary."""
         norm = "LayerNorm" if self.centred else "RMSNorm"
@@ -263,9 +269,7 @@ def _require_identity(model: TransformerBridge, readout: Readout) -> None:
         model.hooks(fwd_hooks=[(top, lambda value, hook: seen.append(value))]),
     ):
         own = model(tokens, return_type="logits")
-    ours = readout.logits(seen[0])
-    if readout.soft_cap:
-        ours = readout.soft_cap * torch.tanh(ours / readout.soft_cap)
+    ours = readout.capped(readout.logits(seen[0]))
     spread = float(own.float().std())
     error = float((own.float() - ours.float()).abs().max())
     allowed = 1e-3 if torch.finfo(own.dtype).eps < 1e-6 else 0.1

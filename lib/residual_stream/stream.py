@@ -133,6 +133,19 @@ class ResidualStream:
             )
         return next(islice(self.partial_sums(), index, None))
 
+    def entering(self, layer: int) -> Float[Tensor, "batch pos d_model"]:
+        """Return the stream that enters block ``layer``, equal to the bit to the model's own.
+
+        Raises:
+            IndexError: The model has no such block.
+        """
+        if layer not in range(len(self.model.blocks)):
+            raise IndexError(
+                f"ResidualStream.entering: block {layer} does not exist; the model has "
+                f"{len(self.model.blocks)}, counted from 0"
+            )
+        return self.after(sum(written < layer for written in self.layers) - 1)
+
     @property
     def final(self) -> Float[Tensor, "batch pos d_model"]:
         """The stream after the last write: the replayed top."""

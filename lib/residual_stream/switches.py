@@ -156,8 +156,7 @@ def _run(stream: ResidualStream, off: list[int]) -> Float[Tensor, " d_model"]:
         return stream.top[0, -1]
     written = [stream.wiring.writes[i] for i in off]
     first = max(0, min(write.layer for write in written))
-    entering = sum(write.layer < first for write in stream.wiring.writes)
-    residual = stream.after(entering - 1).clone()
+    residual = stream.entering(first)
     for index, write in zip(off, written, strict=True):
         if write.layer < 0:  # an embedding's row: no block writes it
             residual[0, -1] -= stream.writes[index][0, -1]

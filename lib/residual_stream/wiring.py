@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -175,7 +176,8 @@ def _assemble(model: TransformerBridge, *, branches_first: bool) -> Wiring:
         writes += made
         last = layer + 1 == n_layers
         after = f"{final_norm(model)}.hook_in" if last else f"blocks.{layer + 1}.hook_in"
-        boundaries.append(Boundary(after, len(writes), f"block {layer} ({_inner(block)})", layer))
+        closes = f"block {layer} ({block_class(block)})"
+        boundaries.append(Boundary(after, len(writes), closes, layer))
     wiring = Wiring(tuple(writes), tuple(boundaries), tuple(reads))
     _require_hooks(model, wiring)
     return wiring
@@ -216,7 +218,7 @@ def _assemble_post_norm(model: TransformerBridge) -> Wiring:
     norms: list[StreamNorm] = []
     for layer, block in enumerate(model.blocks):
         name, held = f"blocks.{layer}", len(writes)
-        here = f"of block {layer} ({_inner(block)})"
+        here = f"of block {layer} ({block_class(block)})"
         made = _block_writes(layer, block, kind="inside")
         reads += [
             Read(f"{name}.attn.hook_in", held, f"the attention {here}", layer),
@@ -230,7 +232,8 @@ def _assemble_post_norm(model: TransformerBridge) -> Wiring:
             reads.append(Read(f"{name}.ln2.hook_in", held + 2, f"the norm ln2 {here}", layer))
             norms.append(StreamNorm(f"{name}.ln2", held + 2, layer))
         end = f"{final_norm(model) if last else f'blocks.{layer + 1}'}.hook_in"
-        boundaries.append(Boundary(end, len(writes), f"block {layer} ({_inner(block)})", layer))
+        closes = f"block {layer} ({block_class(block)})"
+        boundaries.append(Boundary(end, len(writes), closes, layer))
     wiring = Wiring(tuple(writes), tuple(boundaries), tuple(reads), tuple(norms))
     _require_hooks(model, wiring)
     return wiring
@@ -253,9 +256,10 @@ def _block_writes(
     mixers = [name for name in MIXERS if name in parts]
     if kind is None or len(mixers) > 1 or not parts & {*MIXERS, "mlp"}:
         raise WiringError(
-            f"read_wiring: block {layer} is a {_inner(block)} (bridged as {type(block).__name__} "
-            f"with {sorted(parts)}), whose writes this library does not know; known are "
-            "sequential and parallel blocks of attention (or one other mixer) and MLP"
+            f"read_wiring: block {layer} is a {block_class(block)} "
+            f"(bridged as {type(block).__name__} with {sorted(parts)}), whose writes this library "
+            "does not know; known are sequential and parallel blocks of attention (or one other "
+            "mixer) and MLP"
         )
     hooks = {name: f"blocks.{layer}.{_output(name, kind)}" for name in (*mixers, "mlp")}
     if kind == "parallel" and branches_first:
@@ -311,20 +315,28 @@ def _block_reads(layer: int, block: Any, made: list[Write], before: int) -> list
             Read(
                 f"blocks.{layer}.{norm or name}.hook_in",
                 before if one_stream else before + sequential_writes,
-                f"the {words.get(str(name), name)} of block {layer} ({_inner(block)})",
+                f"the {words.get(str(name), name)} of block {layer} ({block_class(block)})",
                 layer,
             )
         )
     return found
 
 
-def _inner(block: Any) -> str:
+def block_class(block: Any) -> str:
+    """Return the class of a block as the model calls it, for errors: what a bridge wraps."""
     return type(getattr(block, "original_component", block)).__name__
+
+
+# Whether a parallel model adds its branches one by one: asked at each record, seen once.
+_ONE_BY_ONE: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def _adds_one_by_one(model: TransformerBridge, wiring: Wiring) -> bool:
     """Whether block 0 computes ``(x + attn) + mlp`` and not ``x + (attn + mlp)``."""
-    from .rerun import run_until
+    from .rerun import run_until, without_hooks
+
+    if model in _ONE_BY_ONE:
+        return _ONE_BY_ONE[model]
 
     write = next(write for write in wiring.writes if write.kind == "parallel")
     start, end = (f"blocks.{write.layer}.hook_in", wiring.boundaries[write.layer + 1].hook)
@@ -335,12 +347,16 @@ def _adds_one_by_one(model: TransformerBridge, wiring: Wiring) -> bool:
 
     tokens = torch.arange(min(8, model.cfg.d_vocab, model.cfg.n_ctx), device=model.cfg.device)
     hooks = [keeping(name) for name in (start, *write.hooks)]
-    with torch.no_grad():
+    with torch.no_grad(), without_hooks(model):
         after = run_until(model, tokens[None], end, fwd_hooks=hooks)
     if not set(write.hooks) <= set(seen):
         return False  # the recording will say which write is missing
     x, attn, mlp = seen[start], *(seen[hook] for hook in write.hooks)
-    return not torch.equal(x + (attn + mlp), after) and torch.equal((x + attn) + mlp, after)
+    branches_first = torch.equal(x + (attn + mlp), after)
+    one_by_one = not branches_first and torch.equal((x + attn) + mlp, after)
+    if branches_first or one_by_one:  # a block that does neither may have been changed for a while
+        _ONE_BY_ONE[model] = one_by_one
+    return one_by_one
 
 
 def _hook_names(wiring: Wiring) -> Iterator[str]:
