@@ -110,3 +110,21 @@ def test_a_hybrid_names_its_mixers():
     assert rs.read_wiring(random_model("mamba")).labels == [
         "embed", "0_mixer_out", "1_mixer_out", "2_mixer_out",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_a_stream_kept_in_float32_between_bfloat16_writes_is_recorded_so(name):
+    model = rs.load(random_hf(name, dtype=torch.bfloat16))
+    stream = rs.record(model, TOKENS)
+    assert model.cfg.dtype == torch.bfloat16 and stream.writes.dtype == torch.float32
+    assert stream.audit().ok
+    again = rs.rerun_from(model, stream.entering(1), 1)
+    assert again.dtype == torch.float32 and torch.equal(again, stream.top)
+    assert rs.logit_attribution(stream, 5).relative_remainder < 0.05
+
+
+@pytest.mark.parametrize("name", ["olmo", "olmo2"])
+def test_a_model_that_the_bridge_cannot_run_in_a_dtype_is_refused_when_loaded(name):
+    with pytest.raises(ValueError, match=r"Olmo\w+ does not run in torch.bfloat16 .*float32"):
+        rs.load(random_hf(name, dtype=torch.bfloat16))
+    assert rs.load(random_hf(name), dtype=torch.float32).cfg.dtype == torch.float32

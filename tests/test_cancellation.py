@@ -7,6 +7,7 @@ import torch
 
 import residual_stream as rs
 from handmade import random_model
+from residual_stream import architectures
 from residual_stream.cancellation import cancellations, cancelled_share
 
 TOKENS = torch.tensor([[1, 5, 9, 2, 4, 4], [7, 7, 3, 11, 0, 22]])
@@ -91,3 +92,17 @@ def test_a_write_that_only_removes_has_share_one_and_one_that_only_adds_zero(str
 def test_another_ranking_is_refused(stream):
     with pytest.raises(Exception, match=r"direction|Literal"):
         cancellations(stream, by="layer")
+
+
+@pytest.mark.parametrize("name", architectures.POST_LN)
+def test_in_a_post_ln_model_a_write_takes_back_what_the_norms_left(name):
+    stream = rs.record(architectures.random_model(name), architectures.TOKENS)
+    for best in cancellations(stream, top=5):
+        index = stream.index(best.label)
+        held = stream.after(index - 1)[best.batch, best.position, best.coordinate]
+        assert best.before == pytest.approx(float(held), abs=1e-5)
+    before = stream.after(len(stream.labels) - 2)[:, 1:]
+    write = stream.writes[-1][:, 1:]
+    back = torch.minimum(before.abs(), write.abs()) * (before * write < 0)
+    share = cancelled_share(stream).share
+    assert float(share[-1]) == pytest.approx(float(back.sum() / write.abs().sum()), rel=1e-5)

@@ -286,3 +286,14 @@ def test_a_reader_that_stops_early_is_no_error():
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=300
     )
     assert done.stdout.count("\n") == 1 and "BrokenPipe" not in done.stderr
+
+
+def test_what_nobody_read_is_not_reported_as_success():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "residual_stream", "models"],
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300,
+    )  # fmt: skip
+    os.close(writer)
+    assert done.returncode == 141 and done.stderr == ""

@@ -12,6 +12,8 @@ import transformers
 import residual_stream as rs
 from residual_stream import clinic
 from residual_stream.blocks import Stack, StackConfig
+from residual_stream.findings import judge
+from residual_stream.history import FIELDS, History, Sample
 from residual_stream.training import Recipe, reproducible, token_losses, train
 
 VOCAB = len(clinic.characters())
@@ -247,6 +249,17 @@ def test_a_trained_model_that_is_trained_on_has_no_fault():
             optimiser.step()
             monitor.step()
     assert monitor.findings() == []
+
+
+@pytest.mark.parametrize(("ratio", "kinds"), [(2.9, []), (3.1, ["sink"])])
+def test_a_sink_holds_more_than_half_of_the_squared_norm(ratio, kinds):
+    history = History(gains=[], fresh=False, parts=[(0, "stream"), (0, "mlp"), (1, "stream")])
+    table = torch.ones(3, len(FIELDS))
+    table[:, FIELDS.index("lost")] = 0.0
+    table[0, FIELDS.index("first")] = ratio  # ratio² beside nine others
+    none = torch.zeros(0, dtype=torch.bool)
+    history.add(Sample(5, 10, table, none, none), keep=16)
+    assert [finding.kind for finding in judge(history)] == kinds
 
 
 @pytest.mark.real

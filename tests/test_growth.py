@@ -56,3 +56,16 @@ def test_noise_does_not_change_the_verdict():
 def test_what_cannot_be_fitted_is_refused(wrong):
     with pytest.raises(ValueError, match="at least 4 positive finite values"):
         fit_growth(torch.tensor(wrong))
+
+
+def test_a_falling_line_is_a_line():
+    fit = fit_growth(100.0 - 3.0 * DEPTH)
+    assert fit.better == "linear" and fit.slope == pytest.approx(-0.03, rel=1e-3)
+    assert fit.r2_linear["log y"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_constant_is_both_laws_at_once():
+    fit = fit_growth(torch.full((12,), 0.3))
+    assert fit.better == "undecided"
+    assert fit.slope == pytest.approx(0.0, abs=1e-6) and fit.factor == pytest.approx(1.0)
+    assert set(fit.r2_linear.values()) == set(fit.r2_exponential.values()) == {1.0}

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from handmade import random_model
+from residual_stream import architectures
 from residual_stream.jacobian import BlockJacobian, block_jacobian
 from residual_stream.precision import Float64Throughout
 from residual_stream.rerun import run_blocks
@@ -81,3 +82,28 @@ def test_wrong_questions_are_refused():
 def test_a_stream_of_another_shape_is_refused(shape):
     with pytest.raises(ValueError, match=r"pass that of one text, \[seq, 16\] with at most 48"):
         block_jacobian(random_model("gpt2"), torch.zeros(shape), 1)
+
+
+def test_a_bidirectional_block_reads_what_comes_after():
+    model = architectures.random_model("bert", dtype=torch.float64)
+    x = record(model, architectures.TOKENS).entering(1)[0]
+    got = block_jacobian(model, x, 1, position=1)
+    nudge = torch.zeros_like(x)
+    nudge[1, 3] = 1e-6
+    with torch.no_grad():
+        up, down = (run_blocks(model, (x + s * nudge)[None], 1, 2)[0, 1] for s in (1, -1))
+    assert torch.allclose(got.matrix[:, 3], (up - down) / 2e-6, atol=1e-6)
+    cut = block_jacobian(model, x[:2], 1, position=1)
+    assert not torch.allclose(cut.matrix, got.matrix, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["bloom", "qwen3_5", "gpt1"])
+def test_blocks_that_torch_func_refuses_have_one_too(name):
+    model = architectures.random_model(name)
+    x = record(model, architectures.TOKENS).entering(1)[0]
+    assert float(block_jacobian(model, x, 1).singular_values.min()) >= 0
+
+
+def test_a_bfloat16_jacobian_says_what_it_is():
+    model = random_model("llama", dtype=torch.bfloat16)
+    assert "singular values" in repr(block_jacobian(model, entering(model, 0), 0))

@@ -9,6 +9,7 @@ import json
 import pytest
 import torch
 import torch._dynamo.testing
+import torch.utils.checkpoint
 import transformers
 from torch import nn
 
@@ -607,3 +608,121 @@ def test_a_monitor_says_what_it_is():
     assert monitor.blocks == []
     assert repr(monitor) in monitor._repr_markdown_()
     monitor.remove()
+
+
+# -- what goes wrong --
+
+
+class Checkpointed(Tiny):
+    """A block whose branch is run again for its gradient."""
+
+    def __init__(self, *, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+
+    def branch(self, x):
+        return 1.0 * self.ffn(x)  # the module's own output is then not what autograd sees
+
+    def forward(self, x):
+        run_again = torch.utils.checkpoint.checkpoint
+        return x + run_again(self.branch, self.norm(x), use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_branch_whose_gradient_a_checkpoint_hides_is_not_called_unread(reentrant):
+    model = stack(None)
+    model["blocks"] = nn.ModuleList(Checkpointed(reentrant=reentrant) for _ in range(2))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    with rs.StreamMonitor(model, every=1) as monitor:
+        for _ in range(4):
+            optimiser.zero_grad()
+            run(model).square().mean().backward()
+            optimiser.step()
+            monitor.step()
+    assert monitor.findings() == []
+    writes = monitor.to_frame().query("part == 'mlp'")
+    assert bool(writes["gradient"].isna().all()) == reentrant
+    assert bool(writes["norm"].notna().all())
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_hugging_face_model_that_checkpoints_has_no_fault(reentrant):
+    model = hugging_face("llama").train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    monitor = trained(model, steps=4)
+    assert monitor.findings() == []
+    writes = monitor.to_frame().query("part != 'stream'")
+    assert bool(writes["gradient"].isna().all()) == reentrant
+
+
+def test_blocks_called_inside_a_reentrant_checkpoint_are_an_error_that_says_what_to_pass():
+    model = stack(None, None)
+
+    def passed(*, reentrant):
+        with rs.StreamMonitor(model) as monitor:
+            x = model["embed"](ids())
+            for block in model["blocks"]:
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=reentrant)
+            x.square().mean().backward()
+            monitor.step()
+        return monitor
+
+    with pytest.raises(AnatomyError, match="use_reentrant=False"):
+        passed(reentrant=True)
+    assert is_clean(model)
+    assert passed(reentrant=False).findings() == []
+
+
+def test_after_an_error_in_the_first_pass_the_monitor_is_off():
+    model = stack(lambda x, y: 0.5 * x * y, None)
+    monitor = rs.StreamMonitor(model)
+    with pytest.raises(AnatomyError, match="block 0"):
+        run(model)
+    assert is_clean(model)
+    run(model)  # the training goes on without it
+    with pytest.raises(ValueError, match="was removed"):
+        monitor.step()
+    with pytest.raises(ValueError, match="was removed"):
+        monitor.load_state_dict(monitor.state_dict())
+
+
+def test_a_first_step_that_is_not_finite_is_called_that():
+    model = stack(None, None)
+    model["blocks"][0].ffn.bias.data[0] = float("nan")
+    with pytest.raises(AnatomyError, match=r"block 0 .*its output is not finite"):
+        trained_tiny(model)
+
+
+def test_a_value_that_is_not_finite_is_null_in_a_file(tmp_path):
+    model = hugging_face("gpt2")
+    with rs.StreamMonitor(model, every=1) as monitor:
+        for step in range(2):
+            if step:
+                model.transformer.h[1].mlp.c_proj.bias.data[0] = 1e30
+            logits(model, ids()).sum().backward()
+            monitor.step()
+    assert bool(monitor.to_frame()["norm"].abs().eq(float("inf")).any())
+    monitor.to_jsonl(tmp_path / "run.jsonl")
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    rows = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert any(row.get("part") == "mlp" and row["norm"] is None for row in rows)
+
+
+@pytest.mark.parametrize("gain", [1.5, 1.01, 1.0001])
+def test_a_sum_may_round_and_may_not_be_scaled(gain):
+    model = stack(lambda x, y: (x + y) * gain, None)
+    with pytest.raises(AnatomyError, match="its output is not its input plus"):
+        trained_tiny(model)
+    assert trained_tiny(stack(lambda x, y: (x.double() + y.double()).float(), None)).steps == 1
+
+
+def trained_tiny(model):
+    with rs.StreamMonitor(model, every=1) as monitor:
+        run(model).square().sum().backward()
+        monitor.step()
+    return monitor

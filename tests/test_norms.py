@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import residual_stream as rs
+from residual_stream.architectures import POST_LN, TOKENS, random_model
 from residual_stream.blocks import Stack, StackConfig
 from residual_stream.norms import _norms_of
 
@@ -120,3 +121,22 @@ def test_norms_say_in_one_line_and_in_a_table_what_they_are(stream):
     table = norms._repr_markdown_().splitlines()
     assert len(table) == 2 + 4
     assert "ratio at 0" in table[0]
+
+
+@pytest.mark.parametrize("name", POST_LN)
+def test_a_post_ln_write_joins_what_came_out_of_the_norms_below_it(name):
+    stream = rs.record(random_model(name), TOKENS)
+    norms = rs.stream_norms(stream, unit="sublayer")
+    first = stream.layers.index(0)
+    for at, index in enumerate(range(first, len(stream.labels))):
+        found, write = stream.after(index - 1).double(), stream.writes[index].double()
+        torch.testing.assert_close(norms.before[at], found.norm(dim=-1), rtol=1e-5, atol=1e-5)
+        cosine = torch.cosine_similarity(found, write, dim=-1)
+        torch.testing.assert_close(norms.cosine[at], cosine, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        norms.lengths[-1], stream.top.double().norm(dim=-1), rtol=1e-5, atol=1e-5
+    )
+    with pytest.raises(ValueError, match="passes through norms between its updates"):
+        _ = norms.later.sum_of_squares
+    with pytest.raises(ValueError, match=r"block 0 .*norm between its writes.*unit='sublayer'"):
+        rs.stream_norms(stream)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from handmade import random_model
+from residual_stream import architectures
 from residual_stream.readout import ReadoutError, own_logits, read_readout
 from residual_stream.rerun import run_to_top
 
@@ -30,6 +31,7 @@ def test_each_architectures_peculiarity_is_read():
     assert read_readout(random_model("gemma2")).soft_cap == 30.0
     assert read_readout(random_model("cohere")).multiplier == 0.25
     assert read_readout(random_model("llama")).b_U is None
+    assert read_readout(architectures.random_model("granite")).multiplier == 1 / 8
 
 
 def test_gemmas_gain_has_its_offset():
@@ -69,3 +71,23 @@ def test_a_model_without_final_norm_is_refused():
     del model.ln_final
     with pytest.raises(ReadoutError, match=r"LlamaForCausalLM does not read its stream out"):
         read_readout(model)
+
+
+def test_a_readout_is_read_again_when_a_weight_has_changed():
+    model = random_model("gemma2")
+    first = read_readout(model)
+    mean = first.mean_column().clone()
+    assert read_readout(model) is first
+    for weight in (
+        model.unembed.original_component.weight,
+        model.ln_final.original_component.weight,
+    ):
+        with torch.no_grad():
+            weight.mul_(2.0)
+        again = read_readout(model)
+        assert again is not first and read_readout(model) is again
+    assert torch.allclose(again.mean_column(), 2 * mean)
+    assert torch.equal(again.gain, 1 + model.ln_final.original_component.weight)
+    with torch.inference_mode():
+        model = random_model("llama")
+        assert read_readout(model) is not read_readout(model)

@@ -7,6 +7,7 @@ import torch
 
 import residual_stream as rs
 from handmade import random_model
+from residual_stream import architectures
 from residual_stream.rerun import rerun_from, run_blocks, run_to_top, skipped_blocks
 from residual_stream.stream import record
 
@@ -108,3 +109,26 @@ def test_a_stretch_of_blocks_can_be_differentiated():
 def test_a_stretch_out_of_range_is_refused():
     with pytest.raises(ValueError, match="run_blocks: blocks 1 to 3 are out of range"):
         run_blocks(random_model("gpt2"), torch.zeros(1, 4, 16), 1, 3)
+
+
+def test_skipped_blocks_may_be_named_twice_and_skipped_again_inside():
+    model = random_model("llama")
+    clean = run_to_top(model, TOKENS)
+    with skipped_blocks(model, [0, 0, 1]):
+        row = run_to_top(model, TOKENS)
+        with skipped_blocks(model, [1]):
+            assert torch.equal(run_to_top(model, TOKENS), row)
+        assert torch.equal(run_to_top(model, TOKENS), row)  # 1 is still skipped
+    assert torch.equal(run_to_top(model, TOKENS), clean)
+
+
+def test_a_stack_that_passes_lists_on_is_served():
+    model = architectures.random_model("gpt1")  # its blocks return a list
+    seen = []
+    handle = model.blocks[0].original_component.register_forward_hook(
+        lambda *call: seen.append(type(call[2]))
+    )
+    stream = record(model, TOKENS)
+    handle.remove()
+    assert seen[0] is list
+    assert torch.equal(rerun_from(model, stream.entering(2), 2), stream.top)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import residual_stream as rs
+from handmade import random_model
 from residual_stream.audit import LedgerError
 from residual_stream.switches import _run
 
@@ -102,3 +103,19 @@ def test_a_stream_that_does_not_close_is_refused(bench):
         broken = rs.record(bench, TEXT)
     with pytest.raises(LedgerError):
         rs.switch_off(broken, [5])
+
+
+def test_a_soft_cap_is_in_the_probabilities_and_not_in_the_shares():
+    model = random_model("gemma2")
+    model.original_model.config.final_logit_softcapping = 2.0
+    stream = rs.record(model, [1, 5, 9, 2])
+    off = rs.switch_off(stream, [5], writes=1)
+    with torch.no_grad():
+        own = model(stream.tokens)[0, -1]
+    assert float(own.abs().max()) <= 2.0
+    assert float(off.top_probability[0]) == pytest.approx(float(own.softmax(-1).max()), rel=1e-4)
+    lens = rs.widgets.climb(stream, words=1).data["read"][-1][-1]
+    assert lens[0][1] == pytest.approx(float(own.softmax(-1).max()), abs=0.005)
+    assert float(off.real[0].abs().max()) == pytest.approx(
+        float(off.linear[0].abs().max()), rel=1e-4
+    )

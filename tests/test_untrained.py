@@ -7,6 +7,7 @@ import torch
 
 import residual_stream as rs
 from handmade import random_model
+from residual_stream import architectures
 
 
 def test_it_has_the_same_shapes_and_other_weights():
@@ -44,3 +45,10 @@ def test_it_keeps_dtype_and_tokenizer():
 def test_a_model_without_a_configuration_is_refused():
     with pytest.raises(ValueError, match="checkpoint 0 is its start"):
         rs.untrained(rs.load("induction"))
+
+
+def test_a_model_without_a_causal_head_starts_as_its_own_class():
+    model = architectures.random_model("bert")
+    fresh = rs.untrained(model)
+    assert type(fresh.original_model) is type(model.original_model)
+    assert rs.record(fresh, architectures.TOKENS).audit().ok

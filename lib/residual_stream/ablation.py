@@ -165,6 +165,7 @@ def self_repair(
     if pos == 0:
         raise ValueError(f"self_repair: position {position!r} keeps no position of the text")
     readout = read_readout(stream.model)
+    top = top.to(readout.W_U.device)  # the stream may be kept off the model's device
     ids, other = (
         None
         if asked is None

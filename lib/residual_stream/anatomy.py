@@ -27,12 +27,17 @@ class AnatomyError(ValueError):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module inside a block: its path there, what it read and what it returned."""
+    """One call of a module inside a block: its path there, what it read and what it returned.
+
+    ``seen_by_autograd`` is False where gradients were switched off during the call, as in the
+    forward pass of a reentrant activation checkpoint.
+    """
 
     path: str
     module: nn.Module
     read: Tensor | None
     returned: Tensor
+    seen_by_autograd: bool = True
 
 
 @dataclass(frozen=True)
@@ -201,9 +206,15 @@ def resolve(
         The block's placement and branches.
 
     Raises:
-        AnatomyError: No branch, or a sum that does not close.
+        AnatomyError: No branch, a sum that does not close, or a stream that is not finite.
     """
     where = f"block {layer} ({name}, a {type(_core(block)).__name__})"
+    for what, stream in (("input", entered), ("output", left)):
+        if not bool(stream.isfinite().all()):
+            raise AnatomyError(
+                f"{where}: its {what} is not finite in the first sampled step, so there is no sum "
+                "to find its writes by; look for the first value that is not, below it"
+            )
     written = _writes(where, block, left, calls, given)
     last = next((c for c in reversed(calls) if is_norm(c.module) and _same(c.returned, left)), None)
     if last is not None:

@@ -18,8 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
@@ -29,7 +32,7 @@ from .audit import LedgerError
 from .branches import BRANCHES, branch_shares
 from .inputs import to_positions
 from .parts import BranchParts, along_each_write, rounding_allowance
-from .readout import own_logits, read_readout
+from .readout import Readout, own_logits, read_readout
 from .targets import DistinctTargets, Projection, Targets, target_ids
 from .wiring import final_norm
 
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
     from .stream import ResidualStream
+
+# Readouts whose columns have been held against the model's own unembedding.
+_HELD: WeakSet[Readout] = WeakSet()
 
 UNITS = ("layer", "sublayer", *BRANCHES)
 
@@ -127,7 +133,7 @@ def logit_attribution(
     targets: Targets,
     *,
     unit: str = "sublayer",
-    position: int | slice | Sequence[int] | None = -1,
+    position: int | np.integer | slice | Sequence[int] | None = -1,
     versus: Targets | None = None,
     center: bool = True,
 ) -> Attribution:
@@ -182,6 +188,7 @@ def logit_attribution(
         ids, other = torch.broadcast_tensors(ids, other)
     stream.require_closed(caller="logit_attribution")
     readout = read_readout(stream.model)
+    top = top.to(readout.W_U.device)  # the stream may be kept off the model's device
     target = DistinctTargets.distinct(readout, ids.expand(batch, pos), other, center=center)
     projection = target.projection(readout.sigma(top))
     parts = _shares(stream, kept, projection, unit)
@@ -190,10 +197,11 @@ def logit_attribution(
     values = torch.cat(parts.values)
     logit = _own_logit(stream.model, top, target)
     remainder = logit - values.sum(0, dtype=torch.float64)
-    _require_sum(values, logit, remainder, stream.writes.dtype)
+    _require_sum(values, logit, remainder, readout.W_U.dtype)
     sigma = projection.sigma
     kind = torch.float64 if stream.writes.dtype == torch.float64 else torch.float32
-    last = (slice(None), 0) if isinstance(position, int) else (slice(None), slice(None))
+    one = isinstance(position, Integral)
+    last = (slice(None), 0) if one else (slice(None), slice(None))
     return Attribution(
         labels=parts.labels,
         values=values.to(kind)[(slice(None), *last)],
@@ -209,7 +217,7 @@ def logit_attribution(
 
 
 def _kept_indices(
-    stream: ResidualStream, position: int | slice | Sequence[int] | None
+    stream: ResidualStream, position: int | np.integer | slice | Sequence[int] | None
 ) -> Int[Tensor, " pos"]:
     """Where the positions asked for lie among those the stream has kept."""
     kept = stream.positions.tolist()
@@ -258,18 +266,24 @@ def _own_logit(
 
     Every place goes through the model's own norm and the columns of its unembedding that were
     asked for. The first place goes through the whole unembedding, as a module, to hold the columns
-    against it.
+    against it: once, as long as the weights are the same and no hook is on the unembedding.
     """
+    weights = target.readout.W_U.dtype
     with torch.no_grad():
-        logit = target.of_normed(model.get_submodule(final_norm(model))(top))
+        logit = target.of_normed(model.get_submodule(final_norm(model))(top).to(weights))
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.unembed.modules())
+    if target.readout in _HELD and not hooked:
+        return logit
     logits = own_logits(model, target.readout, top[:1, :1])[0, 0]
     own, columns = target.of_logits(logits), logit[0, 0]
-    if not bool((own - columns).abs() <= rounding_allowance(top.dtype) * logits.abs().max()):
+    if not bool((own - columns).abs() <= rounding_allowance(weights) * logits.abs().max()):
         raise LedgerError(
             f"logit_attribution: the model's own unembedding gives a logit of {float(own):.6g}, "
             f"its weights give {float(columns):.6g}; something reaches the logit that is not in "
             "the ledger"
         )
+    if not hooked:
+        _HELD.add(target.readout)
     return logit
 
 

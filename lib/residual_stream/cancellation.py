@@ -3,7 +3,8 @@ r"""Messages that a later write takes back: before, write, after.
 Everything written stays in the sum, but a write can be the opposite of what is there. Along a
 unit direction u the stream holds :math:`b = \langle x, u\rangle` before a write w; the write
 cancels :math:`\min(|b|, |\langle w,u\rangle|)` of it when the two have opposite signs. The
-direction is either a coordinate of the stream or the write's own direction.
+direction is either a coordinate of the stream or the write's own direction. What the stream of a
+post-LN model holds is what came out of its norms.
 """
 
 from __future__ import annotations
@@ -183,10 +184,11 @@ def cancelled_share(stream: ResidualStream, *, skip_first: bool = True) -> Cance
 
 
 def _steps(stream: ResidualStream) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what the stream held and what was written there, write by write."""
     before = torch.zeros_like(stream.writes[0])
-    for write in stream.writes:
+    for write, after in zip(stream.writes, stream.partial_sums(), strict=True):
         yield before, write
-        before = before + write
+        before = after.clone()
 
 
 def _along(before: Tensor, write: Tensor, by: str) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ MODEL is a name that ships here, a Hugging Face name, a folder that ``save_pretr
 
 Exit status: 0 the ledger closes; 1 it does not, or the model has a block or a readout that the
 library refuses; 2 wrong use; 3 the model can't be had; 4 the run failed otherwise (set
-``RESIDUAL_STREAM_TRACEBACK=1`` to see where).
+``RESIDUAL_STREAM_TRACEBACK=1`` to see where); 130 interrupted; 141 the reader of stdout left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
-CLOSES, OPEN, WRONG_USE, NO_MODEL, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+CLOSES, OPEN, WRONG_USE, NO_MODEL, FAILED = range(5)
+INTERRUPTED, READER_LEFT = 130, 141  # as shells say of the signals
 DTYPES = {
     "fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16",
     "fp16": "float16", "float16": "float16", "fp64": "float64", "float64": "float64",
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # as in `… | head`: the reader has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSES
+        return READER_LEFT  # what was found was not told, so it is not success
     except Exception as error:  # of the model's own code, or a fault of this library
         if os.environ.get("RESIDUAL_STREAM_TRACEBACK"):
             raise

@@ -118,6 +118,8 @@ def delete_layers(
         text: One text, several texts of equal token length, or token ids.
         what: ``"layer"`` deletes both branches of a block, ``"attn"`` or ``"mlp"`` one of them;
             ``"attn"`` is whatever mixes positions, a linear attention or a state-space mixer too.
+            In a post-LN block ``"layer"`` takes the block's norms out with it, while without one
+            branch the stream still goes through them.
         positions: Where to delete; everywhere if None. Other positions keep what the layer writes
             there, and go on reading this one.
         read: Which positions are compared; all if None. By default every position but the first,

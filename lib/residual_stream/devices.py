@@ -1,8 +1,11 @@
-"""Which device the weights go to."""
+"""Which device the weights go to, and whether a model runs in its dtype there."""
 
 from __future__ import annotations
 
+import re
+
 import torch
+from torch import nn
 
 
 def choose_device(device: str | torch.device | None, dtype: torch.dtype | None) -> torch.device:
@@ -45,3 +48,31 @@ def choose_device(device: str | torch.device | None, dtype: torch.dtype | None) 
 def _usable(kind: str) -> bool:
     backend = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
     return bool(getattr(backend, "is_available", bool)())
+
+
+def require_runs(model: nn.Module, dtype: torch.dtype) -> None:
+    """Refuse a bridge whose code mixes dtypes: TransformerLens 4.3 does in OLMo's attention.
+
+    Models of four bytes and more a weight are not tried; others run once, on one token.
+
+    Args:
+        model: A ``TransformerBridge``.
+        dtype: The dtype of its weights.
+
+    Raises:
+        ValueError: The model does not run in that dtype.
+    """
+    if dtype.itemsize >= 4:
+        return
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.cfg.device)
+    try:
+        with torch.no_grad():
+            model(token, return_type=None)
+    except Exception as error:  # what is wrong for another reason says so when it is used
+        if not re.search(r"scalar type|same dtype", str(error)):
+            return
+        inner = type(getattr(model, "original_model", model)).__name__
+        raise ValueError(
+            f"load: TransformerLens's {inner} does not run in {dtype} ({error}); load it with "
+            "dtype=torch.float32"
+        ) from error

@@ -217,7 +217,7 @@ def _unread(view: _View) -> Iterator[Finding]:
         layer = view.parts[at][0]
         above = view.parts.index((layer + 1, "stream"))
         stream = (view["gradient"][:, above] > 0).all()
-        own = view["gradient"][:, at].nan_to_num(0.0)
+        own = view["gradient"][:, at]  # nan where no gradient could be seen
         if view.history.trainable[at] and bool(stream) and bool((own == 0).all()):
             yield view.found(
                 "unread", at, f"{view.branch(at)} writes, but no gradient comes back to it: what "

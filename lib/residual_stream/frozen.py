@@ -49,7 +49,7 @@ class FrozenNorm:
         """Return what the model's own module makes of a stream, in its own arithmetic."""
         # Through the bridge, whose arithmetic differs from PyTorch's norm in the last bit.
         with torch.no_grad(), without_hooks(self.module):
-            return self.module(x)
+            return self.module(x.to(self.norm.gain.device)).to(x.device)
 
     def at(self, x: Float[Tensor, "*lead d_model"]) -> FrozenNorm:
         """Return the norm with the divisor that it has at the stream ``x``."""
@@ -57,15 +57,17 @@ class FrozenNorm:
 
     def push(self, write: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead d_model"]:
         """Return J w: a write, as it stands behind the norm; in float64."""
-        return self.norm.center(write.double()) * self.norm.gain.double() / self._sigma()
+        gain, _, sigma = self._numbers(write)
+        return self.norm.center(write.double()) * gain / sigma
 
     def pull(self, along: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead d_model"]:
         """Return Jᵀ d: what a direction behind the norm reads before it; in float64."""
-        return self.norm.center(along.double() * self.norm.gain.double()) / self._sigma()
+        gain, _, sigma = self._numbers(along)
+        return self.norm.center(along.double() * gain) / sigma
 
     def through(self, x: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead d_model"]:
         """Return J x + β, in float64."""
-        return self.push(x) + self.norm.bias.double()
+        return self.push(x) + self._numbers(x)[1]
 
     def bound(
         self,
@@ -79,7 +81,7 @@ class FrozenNorm:
         does a handful of operations more, each of which rounds once: d + 8 roundings of numbers no
         larger than |J| |x| + |β|.
         """
-        gain, sigma = self.norm.gain.double().abs(), self._sigma()
+        gain, bias, sigma = (number.abs() for number in self._numbers(x))
 
         def spread(value: Tensor) -> Tensor:
             value = value.double().abs()
@@ -87,10 +89,15 @@ class FrozenNorm:
                 value = value + value.mean(-1, keepdim=True)
             return value * gain / sigma
 
-        own = spread(x) + self.norm.bias.double().abs()
+        own = spread(x) + bias
         return spread(before) + (x.shape[-1] + 8) * unit_roundoff * own
 
-    def _sigma(self) -> Float[Tensor, "*lead 1"]:
+    def _numbers(self, x: Tensor) -> tuple[Tensor, Tensor, Float[Tensor, "*lead 1"]]:
+        """γ, β and σ in float64 where ``x`` is: a stream may be kept off the model's device."""
         if self.sigma is None:
             raise ValueError("FrozenNorm: no divisor yet; take it from a stream with .at(x)")
-        return self.sigma[..., None]
+        gain, bias, sigma = (
+            number.to(x.device, torch.float64)
+            for number in (self.norm.gain, self.norm.bias, self.sigma)
+        )
+        return gain, bias, sigma[..., None]

@@ -4,7 +4,8 @@ For every block: the stream's norm, each write :math:`\Delta` beside the stream 
 and the gradients of both. Norms are roots of the mean square over tokens,
 :math:`\sqrt{\mathrm{E}\lVert\Delta\rVert^2}`, in the units of the stream, position 0 left out and
 kept apart. Forward passes that autograd does not see (validation, the recomputed half of activation
-checkpointing) do not count; several passes in one step are pooled.
+checkpointing) do not count; several passes in one step are pooled, each with the same weight (what
+``varies`` is taken within each pass). The position is the axis before the width: texts come first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .anatomy import Block, Call, factors_of, resolve
+from .anatomy import AnatomyError, Block, Call, factors_of, resolve
 from .history import FIELDS
 
 
@@ -29,6 +30,7 @@ class Gauges:
         anatomy: Where they write, filled by the first pass if empty.
         given: Paths of the writing modules by kind, or None to find them.
         tokens: How many tokens of a pass are measured, at most.
+        give_up: Returns what to call when a block cannot be read, if it is still there.
     """
 
     def __init__(
@@ -39,14 +41,16 @@ class Gauges:
         *,
         given: Mapping[str, str] | None,
         tokens: int,
+        give_up: Callable[[], Callable[[], None] | None],
     ) -> None:
         """Put the hooks on."""
         self.names, self.anatomy, self.given = names, anatomy, given
-        self.tokens = tokens
+        self.tokens, self.give_up = tokens, give_up
         self.passes, self.length = 0, 1
         self.dtype: torch.dtype | None = None
         self._sums: dict[tuple[int, str, str], Tensor] = {}
         self._counts: dict[tuple[int, str, str], int] = {}
+        self._awaited: set[tuple[int, str, str]] = set()
         self._weights: dict[int, dict[int, Tensor]] = {}
         self._handles: list[Any] = []
         for layer, module in enumerate(modules):
@@ -63,7 +67,8 @@ class Gauges:
 
         One transfer from the device, whatever the number of parts.
         """
-        nan = torch.full((), float("nan"))
+        nan, zero = torch.full((), float("nan")), torch.zeros(())
+        went_back = any(field == "gradient" for _, _, field in self._sums)
         cells = []
         for layer, part in parts:
             for field in FIELDS:
@@ -74,11 +79,11 @@ class Gauges:
                         torch.stack(list(squares.values())).sum().sqrt() if squares else nan
                     )
                 elif key not in self._sums:
-                    cells.append(nan)
+                    cells.append(zero if key in self._awaited and went_back else nan)
                 else:
                     mean = self._sums[key] / self._counts[key]
                     cells.append(mean if field == "lost" else mean.sqrt())
-        device = next((c.device for c in cells if c is not nan), nan.device)
+        device = next((c.device for c in cells if c is not nan and c is not zero), nan.device)
         flat = torch.stack([c.to(device=device, dtype=torch.float32) for c in cells])
         return flat.view(len(parts), len(FIELDS)).cpu()
 
@@ -97,7 +102,8 @@ class Gauges:
         def leaving(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
             if module is block and _counts() and "entered" in state:
                 left = _first_tensor(output)
-                self._close(layer, block, state.pop("entered"), left, calls)
+                with torch.no_grad():  # inside a checkpoint, autograd counts what is saved
+                    self._close(layer, block, state.pop("entered"), left, calls)
                 calls.clear()
 
         def called(path: str, child: nn.Module) -> Callable[..., None]:
@@ -105,8 +111,11 @@ class Gauges:
                 returned = _first_tensor(output)
                 if module is child and "entered" in state and returned is not None:
                     calls.append(
-                        Call(path, child, _first_tensor((*args, *kwargs.values())), returned)
-                    )
+                        Call(
+                            path, child, _first_tensor((*args, *kwargs.values())), returned,
+                            torch.is_grad_enabled(),
+                        )
+                    )  # fmt: skip
 
             return hook
 
@@ -137,12 +146,18 @@ class Gauges:
         self, layer: int, block: nn.Module, entered: Tensor, left: Tensor, calls: list[Call]
     ) -> None:
         if layer not in self.anatomy:
-            self.anatomy[layer] = resolve(
-                layer, self.names[layer], block, entered, left, calls, self.given
-            )
+            try:
+                self.anatomy[layer] = resolve(
+                    layer, self.names[layer], block, entered, left, calls, self.given
+                )
+            except AnatomyError:
+                if (give_up := self.give_up()) is not None:
+                    give_up()
+                raise
         plan = self.anatomy[layer]
         last = {call.path: call for call in calls}
-        writes = [last[branch.path].returned for branch in plan.branches]
+        made = [last[branch.path] for branch in plan.branches]
+        writes = [call.returned for call in made]
         factors: list[float] = [1.0] * len(writes)
         if any(branch.scaled for branch in plan.branches):
             shaped = [write.reshape(left.shape) for write in writes]
@@ -153,8 +168,8 @@ class Gauges:
             self.length = left.shape[-2] if left.ndim >= 3 else 1
         self._on_stream(layer, entered)
         running = entered.detach()
-        for branch, write, factor in zip(plan.branches, writes, factors, strict=True):
-            added = write.detach().reshape(left.shape)
+        for branch, call, factor in zip(plan.branches, made, factors, strict=True):
+            added = call.returned.detach().reshape(left.shape)
             added = added if factor == 1.0 else factor * added
             if branch.closing is not None:
                 total = last[branch.closing].read.detach().reshape(left.shape)
@@ -163,7 +178,8 @@ class Gauges:
                 before = running if branch.reads_before else entered.detach()
                 total = before + added
                 running = running + added
-            self._on_write(layer, branch.kind, write, added, before, total)
+            self._on_write((layer, branch.kind), added, before, total)
+            self._on_way_back((layer, branch.kind), call, added.shape)
         if layer == len(self.names) - 1:
             self._on_stream(layer + 1, left)
 
@@ -173,10 +189,7 @@ class Gauges:
         if stream.requires_grad:
             stream.register_hook(self._on_gradient(key, stream.shape))
 
-    def _on_write(
-        self, layer: int, kind: str, write: Tensor, added: Tensor, before: Tensor, total: Tensor
-    ) -> None:
-        key = (layer, kind)
+    def _on_write(self, key: tuple[int, str], added: Tensor, before: Tensor, total: Tensor) -> None:
         kept, stood = self._kept(added), self._kept(before)
         self._norms(key, kept)
         later = _later(kept).float()
@@ -187,8 +200,13 @@ class Gauges:
         wrote = kept != 0
         gone = ((self._kept(total) == stood) & wrote).sum() / wrote.sum().clamp(min=1)
         self._add((*key, "lost"), gone.float())
-        if write.requires_grad:
-            write.register_hook(self._on_gradient(key, added.shape))
+
+    def _on_way_back(self, key: tuple[int, str], call: Call, shape: torch.Size) -> None:
+        """Wait for a write's gradient: one that does not come back is zero, unless none is seen."""
+        if call.seen_by_autograd:
+            self._awaited.add((*key, "gradient"))
+        if call.returned.requires_grad:
+            call.returned.register_hook(self._on_gradient(key, shape))
 
     def _on_gradient(self, key: tuple[int, str], shape: torch.Size) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:

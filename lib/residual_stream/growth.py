@@ -54,8 +54,10 @@ class GrowthFit:
     @property
     def better(self) -> str:
         """``"linear"`` or ``"exponential"`` where one wins on both scales, else ``"undecided"``."""
-        wins = {self.r2_exponential[scale] > self.r2_linear[scale] for scale in ("y", "log y")}
-        return "undecided" if len(wins) == 2 else "exponential" if wins.pop() else "linear"
+        ahead = [self.r2_exponential[scale] - self.r2_linear[scale] for scale in ("y", "log y")]
+        if min(ahead) > 0:
+            return "exponential"
+        return "linear" if max(ahead) < 0 else "undecided"
 
 
 def fit_growth(squares: Float[Tensor, " depth"]) -> GrowthFit:
@@ -103,7 +105,10 @@ def fit_growth(squares: Float[Tensor, " depth"]) -> GrowthFit:
 
 
 def _r2(y: Tensor, fitted: Tensor) -> float:
-    return float(1 - (y - fitted).square().sum() / (y - y.mean()).square().sum())
+    spread, missed = (y - y.mean()).square().sum(), (y - fitted).square().sum()
+    if float(spread) <= (1e-9 * float(y.abs().max())) ** 2 * len(y):
+        return 1.0  # a constant: there is nothing to explain
+    return float(1 - missed / spread)
 
 
 def _line(x: Tensor, y: Tensor) -> tuple[float, float]:
@@ -112,13 +117,16 @@ def _line(x: Tensor, y: Tensor) -> tuple[float, float]:
 
 
 def _linear_on_log(depth: Tensor, log_y: Tensor) -> float:
-    """The c ≥ 0 of log(1 + c l) + const closest to log y; the constant is the mean residual."""
+    """The c of log(1 + c l) + const closest to log y; the constant is the mean residual."""
 
-    def miss(c: Tensor) -> Tensor:  # [candidate] → [candidate]
-        left = log_y - (1 + c[:, None] * depth).log()
+    def slope(rise: Tensor) -> Tensor:  # 1 + c l at the last depth is exp(rise), so it is positive
+        return rise.expm1() / depth[-1]
+
+    def miss(rise: Tensor) -> Tensor:  # [candidate] → [candidate]
+        left = log_y - (1 + slope(rise)[:, None] * depth).log()
         return (left - left.mean(1, keepdim=True)).square().sum(1)
 
-    return float(_search(miss, -12.0, 8.0).exp())
+    return float(slope(_search(miss, 12.0)))
 
 
 def _exponential_on_y(depth: Tensor, y: Tensor) -> Tensor:
@@ -128,18 +136,17 @@ def _exponential_on_y(depth: Tensor, y: Tensor) -> Tensor:
         grown = (rate[:, None] * (depth - depth[-1])).exp()
         return grown * ((grown * y).sum(1) / grown.square().sum(1))[:, None]
 
-    rate = _search(lambda r: (shape(r) - y).square().sum(1), None, None)
+    rate = _search(lambda r: (shape(r) - y).square().sum(1), 3.0)
     return shape(rate[None])[0]
 
 
-def _search(miss: Callable[[Tensor], Tensor], low: float | None, high: float | None) -> Tensor:
-    """The number with the smallest miss: a grid, narrowed four times. With bounds, a log's."""
-    logs = low is not None
-    low, high = (low, high) if logs else (-3.0, 3.0)
+def _search(miss: Callable[[Tensor], Tensor], reach: float) -> Tensor:
+    """The number within ±``reach`` with the smallest miss: a grid, narrowed four times."""
+    low, high = -reach, reach
     best = torch.tensor(0.0)
     for _ in range(5):
         grid = torch.linspace(low, high, 401, dtype=torch.float64)
-        best = grid[miss(grid.exp() if logs else grid).argmin()]
+        best = grid[miss(grid).argmin()]
         step = (high - low) / 400
         low, high = float(best) - 2 * step, float(best) + 2 * step
     return best

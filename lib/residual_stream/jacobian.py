@@ -49,7 +49,8 @@ class BlockJacobian:
     @cached_property
     def singular_values(self) -> Float[Tensor, " d_model"]:
         """Singular values, largest first: 1 throughout for the identity."""
-        return torch.linalg.svdvals(self.matrix)
+        wide = torch.promote_types(self.matrix.dtype, torch.float32)  # bfloat16 has no SVD
+        return torch.linalg.svdvals(self.matrix.to(wide))
 
     @property
     def alignment(self) -> float:
@@ -128,11 +129,15 @@ def block_jacobian(
             "counted from 0"
         )
     place = position % length
-    before = residual[:place]  # what comes after has no say in a causal model
-
-    def block(x: Tensor) -> Tensor:
-        stream = torch.cat([before, x[None]])[None]
-        return run_blocks(model, stream, layer, layer + 1)[0, -1]
-
-    jacobian = torch.func.jacrev(block, chunk_size=rows_at_once)(residual[place])
-    return BlockJacobian(layer, place, jacobian.detach())
+    with torch.enable_grad():
+        x = residual[place].detach().clone().requires_grad_()
+        held = residual.detach()
+        # With what comes after: in a bidirectional model it is read too.
+        stream = torch.cat([held[:place], x[None], held[place + 1 :]])[None]
+        after = run_blocks(model, stream, layer, layer + 1)[0, place]
+    # Not torch.func.jacrev, which BLOOM's own activation refuses.
+    rows = [
+        torch.autograd.grad(after, x, some, retain_graph=True, is_grads_batched=True)[0]
+        for some in torch.eye(width).to(after).split(rows_at_once)
+    ]
+    return BlockJacobian(layer, place, torch.cat(rows))

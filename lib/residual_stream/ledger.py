@@ -17,6 +17,7 @@ class Ledger:
         wiring: What is written and read where.
         positions: The positions to keep, all if None.
         device: Where to keep the writes; where the model puts them if None.
+        dtype: The stream's dtype, where branches write in a coarser one; the writes' own if None.
 
     Attributes:
         writes: The writes in order, after the pass.
@@ -31,11 +32,13 @@ class Ledger:
         wiring: Wiring,
         positions: Int[Tensor, " pos"] | None,
         device: str | torch.device | None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Prepare an empty ledger for one forward pass."""
         self.wiring = wiring
         self.positions = positions
         self.device = device
+        self.dtype = dtype
         self.partial: dict[int, Tensor] = {}
         self.start: Tensor | None = None  # the stream at the last boundary
         self.expected: Tensor | None = None  # the stream after the last write
@@ -73,6 +76,7 @@ class Ledger:
 
     def _on_write(self, index: int, value: Tensor) -> None:
         write, made = self._kept(value), self.wiring.writes[index]
+        write = write.to(self.dtype or write.dtype)
         if len(made.hooks) > 1:
             if index not in self.partial:
                 self.partial[index] = write
@@ -96,7 +100,9 @@ class Ledger:
         self.unread.pop(read.hook, None)
         # In a parallel block a branch may read after the other has written.
         held = self.start if read.writes_before == self.n_started else self.expected
-        self._measure(read, held, self._kept(value))
+        assert held is not None
+        seen = self._kept(value)
+        self._measure(read, held.to(seen.dtype), seen)  # Mamba's norms read a float32 stream cast
 
     def _on_norm(self, value: Tensor, point: str) -> None:
         norm = self.unnormed.pop(point)
@@ -129,7 +135,9 @@ class Ledger:
         self.start = self.expected = stream
         self.n_started, self.scale = self.n_written, 0.0
         if boundary is self.wiring.boundaries[-1]:
-            self.top = stream.to(self.device or stream.device, copy=True)
+            self.top = stream.to(
+                self.device or stream.device, self.dtype or stream.dtype, copy=True
+            )
             # TransformerLens's own way to end a forward pass early; nobody asked for logits.
             from transformer_lens.model_bridge.exceptions import StopAtLayerException
 

@@ -20,7 +20,7 @@ from torch import nn
 from . import induction
 from .catalogue import Catalogue, available, known, shipped, shipped_folder, smollm2_folder
 from .checkpoint_files import load_weights, shipped_steps
-from .devices import choose_device
+from .devices import choose_device, require_runs
 from .fetch import DamagedError
 from .gguf_cache import gguf_folder
 from .hub import bring, require_folder
@@ -348,4 +348,5 @@ def _honest(bridge: TransformerBridge, name: str) -> TransformerBridge:
     if getattr(bridge.original_model, "hf_device_map", None) is None:
         bridge.cfg.device = str(weight.device)
     bridge.cfg.model_name = name
-    return bridge.eval()
+    require_runs(bridge.eval(), weight.dtype)
+    return bridge

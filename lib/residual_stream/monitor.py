@@ -8,8 +8,10 @@ and takes them off after the optimiser has stepped. :mod:`residual_stream.anatom
 from __future__ import annotations
 
 import json
+import math
 import sys
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,7 +33,10 @@ class StreamMonitor:
 
     Call :meth:`step` after each optimiser step. Step 1 and every ``every``-th are sampled; the
     others run without a hook. A step is what lies between two calls, however many forward passes
-    it has. On sampled steps compiled code runs eagerly; the compiled graph stays as it is.
+    it has. On sampled steps compiled code runs eagerly; the compiled graph stays as it is. Of
+    activation checkpointing, the kind with ``use_reentrant=False`` is seen; the reentrant kind
+    hides its forward pass from autograd, and with it the gradients of what it wraps. Hooks are on
+    from :meth:`step` to :meth:`step` around a sample: save ``state_dict()``, not the module.
 
     Args:
         module: Any module that is or holds a stack of blocks; compiled or wrapped is fine.
@@ -43,7 +48,8 @@ class StreamMonitor:
         keep: Samples that are kept at most; past that, every second of the older half goes.
 
     Raises:
-        AnatomyError: The stack is not found; or, in the first sampled step, its writes.
+        AnatomyError: The stack is not found; or, in the first sampled step, its writes, and then
+            the monitor is removed.
         ValueError: A number that is not positive.
 
     Example:
@@ -184,10 +190,14 @@ class StreamMonitor:
         return frame.assign(ratio=frame["norm"] / frame["before"])[columns]
 
     def to_jsonl(self, path: str | Path) -> None:
-        """Write :meth:`to_frame` as one JSON object a line, nan as null, then the findings."""
+        """Write :meth:`to_frame`, one JSON object a line, then the findings.
+
+        What is not finite becomes null: JSON knows neither nan nor infinity.
+        """
         lines = []
         for row in self.to_frame().to_dict("records"):
-            lines.append({k: None if v != v else v for k, v in row.items()})
+            finite = {k: isinstance(v, str) or math.isfinite(v) for k, v in row.items()}
+            lines.append({k: v if finite[k] else None for k, v in row.items()})
         lines += [{"finding": str(f), "kind": f.kind, "layer": f.layer, "step": f.step}
                   for f in self._findings]  # fmt: skip
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
@@ -254,8 +264,13 @@ class StreamMonitor:
         """Go on from a saved state.
 
         Raises:
-            ValueError: A state of another version or of a stack with other blocks.
+            ValueError: The monitor was removed; a state of another version or of a stack with
+                other blocks.
         """
+        if self._removed:
+            raise ValueError(
+                "StreamMonitor.load_state_dict: this monitor was removed; make a new one"
+            )
         if state.get("version") != _VERSION:
             raise ValueError(
                 f"StreamMonitor.load_state_dict: version {state.get('version')!r}; this library "
@@ -284,8 +299,9 @@ class StreamMonitor:
         if coming != 1 and coming % self.every:
             return
         self._gauges = Gauges(
-            self._names, self._modules, self._anatomy, given=self._branches, tokens=self.tokens
-        )
+            self._names, self._modules, self._anatomy, given=self._branches, tokens=self.tokens,
+            give_up=weakref.WeakMethod(self.remove),
+        )  # fmt: skip
         self._eager.enter()
 
     def _release(self, gauges: Gauges) -> None:
@@ -316,7 +332,8 @@ class StreamMonitor:
         what = (
             f"StreamMonitor.step: step {self._step} was to be sampled, but no forward pass that "
             "autograd sees ran through the blocks. Was the forward pass before the monitor was "
-            "made, under no_grad, or in another copy of the module?"
+            "made, under no_grad, in another copy of the module, or inside a reentrant activation "
+            "checkpoint (use_reentrant=False is seen)?"
         )
         if self._n_sampled == 0:
             self.remove()

@@ -37,6 +37,8 @@ class StreamNorms:
         before: Length of the stream that the update found.
         size: Length of the update.
         cosine: Of the angle between the two; 0 where either has no length.
+        through_norms: Whether the stream passes through norms between updates, as in a post-LN
+            model: what one update leaves is then not what the next finds.
     """
 
     labels: list[str]
@@ -46,6 +48,7 @@ class StreamNorms:
     before: Float[Tensor, "update batch pos"]
     size: Float[Tensor, "update batch pos"]
     cosine: Float[Tensor, "update batch pos"]
+    through_norms: bool = False
 
     @property
     def ratio(self) -> Float[Tensor, "update batch pos"]:
@@ -60,12 +63,24 @@ class StreamNorms:
 
     @property
     def lengths(self) -> Float[Tensor, "depth batch pos"]:
-        """Length of the stream at every depth: before the first update, then after each."""
+        """Length of the stream at every depth: before the first update, then after each.
+
+        In a post-LN model, before the norm that comes after it.
+        """
         return torch.cat([self.before[:1], self.after])
 
     @property
     def sum_of_squares(self) -> Float[Tensor, "depth batch pos"]:
-        r"""What :math:`\lVert x\rVert^2` would be at every depth if all updates were orthogonal."""
+        r"""What :math:`\lVert x\rVert^2` would be at every depth if all updates were orthogonal.
+
+        Raises:
+            ValueError: The stream passes through norms, which rescale what was written before.
+        """
+        if self.through_norms:
+            raise ValueError(
+                "StreamNorms.sum_of_squares: this stream passes through norms between its updates "
+                "(post-LN), so its updates do not add up; compare before, size and cosine"
+            )
         return torch.cat([self.before[:1], self.size]).square().cumsum(0)
 
     @property
@@ -158,13 +173,15 @@ def stream_norms(stream: ResidualStream, *, unit: Unit = "layer") -> StreamNorms
     Args:
         stream: A recorded stream. What the embedding wrote is where it starts.
         unit: ``"layer"`` to take all that a block writes as one update, ``"sublayer"`` for every
-            write.
+            write. A post-LN block rescales its first write before it adds the second, so there it
+            must be ``"sublayer"``.
 
     Returns:
-        The lengths, in float64 sums of the model's own writes.
+        The lengths, in float64 sums of the model's own writes, sent through the stream's norms
+        where it has any.
 
     Raises:
-        ValueError: An unknown unit.
+        ValueError: An unknown unit, or one that the stream's norms cut in two.
         LedgerError: The ledger does not close.
 
     Example:
@@ -186,14 +203,25 @@ def _norms_of(writes: Tensor, stream: ResidualStream, unit: str) -> StreamNorms:
     for index in range(start, len(stream.layers)):
         same = unit == "layer" and groups and stream.layers[groups[-1][0]] == stream.layers[index]
         groups[-1].append(index) if same else groups.append([index])
-    running = writes[:start].double().sum(0)
+    norms = stream.stream_norms()
+    for group in groups:
+        if not norms.keys().isdisjoint(group[:-1]):
+            raise ValueError(
+                f"stream_norms: block {stream.layers[group[0]]} sends the stream through a norm "
+                "between its writes (post-LN), so they are no one update; pass unit='sublayer'"
+            )
+
+    def passed_on(total: Tensor, last: int) -> Tensor:
+        return norms[last].at(total).through(total) if last in norms else total
+
+    running = passed_on(writes[:start].double().sum(0), start - 1)
     before, size, cosine = [], [], []
     for group in groups:
         update = writes[group].double().sum(0)
         before.append(running.norm(dim=-1))
         size.append(update.norm(dim=-1))
         cosine.append(torch.cosine_similarity(running, update, dim=-1))
-        running = running + update
+        running = passed_on(running + update, group[-1])
     first = [group[0] for group in groups]
     by_layer = unit == "layer"
     return StreamNorms(
@@ -204,6 +232,7 @@ def _norms_of(writes: Tensor, stream: ResidualStream, unit: str) -> StreamNorms:
         before=torch.stack(before),
         size=torch.stack(size),
         cosine=torch.stack(cosine),
+        through_norms=bool(norms),
     )
 
 
@@ -223,6 +252,6 @@ def common_share(stream: ResidualStream, *, first: bool = False) -> Float[Tensor
         LedgerError: The ledger does not close.
     """
     stream.require_closed(caller="common_share")
-    chosen = stream.positions >= (0 if first else 1)
+    chosen = (stream.positions >= (0 if first else 1)).to(stream.writes.device)
     at = stream.writes[:, :, chosen].double().flatten(1, 2)  # [write, token, d_model]
     return at.mean(1).square().sum(-1) / at.square().sum(-1).mean(1)

@@ -29,7 +29,7 @@ def skipped_blocks(model: TransformerBridge, layers: Sequence[int]) -> Iterator[
 
     Args:
         model: A ``TransformerBridge`` with a stack called ``blocks``.
-        layers: Indices of the blocks to skip.
+        layers: Indices of the blocks to skip; these blocks may be skipped already.
 
     Yields:
         Nothing; the blocks are restored at the end, also after an error.
@@ -43,11 +43,13 @@ def skipped_blocks(model: TransformerBridge, layers: Sequence[int]) -> Iterator[
 
     forward = pass_on_in_a_tuple if layers and _blocks_return_tuples(model) else pass_on
     with ExitStack() as restore:
-        for layer in layers:
-            block = model.blocks[layer]
+        for block in dict.fromkeys(model.blocks[layer] for layer in layers):
             # Past the bridge's own __setattr__, which would set it on the Hugging Face block.
+            if (before := vars(block).get("forward")) is not None:
+                restore.callback(object.__setattr__, block, "forward", before)
+            else:
+                restore.callback(object.__delattr__, block, "forward")
             object.__setattr__(block, "forward", forward)
-            restore.callback(object.__delattr__, block, "forward")
         yield
 
 
@@ -214,7 +216,7 @@ def run_blocks(
         return residual.clone()
     # The stream is put in by hook: TransformerLens's start_at_layer does not reach BLOOM's blocks.
     tokens = torch.zeros(residual.shape[:2], dtype=torch.long, device=model.cfg.device)
-    entering = (f"blocks.{start}.hook_in", lambda value, hook: residual)
+    entering = (f"blocks.{start}.hook_in", lambda value, hook: residual.to(value.device))
     end = f"{final_norm(model)}.hook_in" if stop == n_layers else f"blocks.{stop}.hook_in"
     with skipped_blocks(model, range(start)):
         return run_until(model, tokens, end, fwd_hooks=[entering, *fwd_hooks])

@@ -31,7 +31,8 @@ class ResidualStream:
         model: The model that was recorded.
         tokens: The token ids, all positions.
         positions: The positions whose stream was kept.
-        writes: What was added, in the model's dtype; ``writes[0]`` is the embedding row.
+        writes: What was added, in the stream's dtype (the model's, but float32 in a Mamba that
+            keeps its stream so); ``writes[0]`` is the embedding row.
         top: The model's own stream at the input of the final norm (of the last norm, in a post-LN
             model): the audit holds the writes against it.
         wiring: Which hook points the writes were read at.
@@ -243,7 +244,7 @@ def record(
     wiring = read_wiring(model)
     tokens = to_tokens(model, text, prepend_bos=prepend_bos)
     kept = to_positions(positions, tokens.shape[1])
-    ledger = Ledger(wiring, None if positions is None else kept, device)
+    ledger = Ledger(wiring, None if positions is None else kept, device, _stream_dtype(model))
     hooks, activations = keep_activations(model, wiring, units, kept)
     with torch.no_grad(), model.hooks(fwd_hooks=[*hooks, *ledger.hooks()]):
         model(tokens, return_type=None)
@@ -257,3 +258,10 @@ def record(
         blocks=ledger.blocks(),
         activations=activations,
     )
+
+
+def _stream_dtype(model: TransformerBridge) -> torch.dtype | None:
+    """The dtype of a stream that is kept finer than what is written to it (Mamba), else None."""
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    fine = getattr(config, "residual_in_fp32", False) and model.cfg.dtype.itemsize < 4
+    return torch.float32 if fine else None

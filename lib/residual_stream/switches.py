@@ -126,7 +126,7 @@ def switch_off(
         chosen = [[w for w, out in zip(switches, row, strict=True) if out] for row in off.tolist()]
         said = [_run(stream, writes) for writes in chosen]
         logits = torch.stack([readout.logits(top) for top in said]).float()
-        best = logits.softmax(-1).max(-1)
+        best = readout.capped(logits).softmax(-1).max(-1)
     real = logits[:, tokens] - logits.mean(-1, keepdim=True)
     return Switches(
         labels=list(stream.labels),

@@ -46,7 +46,7 @@ def untrained(model: TransformerBridge, *, seed: int = 0) -> TransformerBridge:
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fresh = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config))
+        fresh = type(model.original_model)(copy.deepcopy(config))
     fresh.to(device=model.cfg.device, dtype=model.cfg.dtype)
     bridge = load(fresh)
     bridge.tokenizer = model.tokenizer

@@ -101,7 +101,7 @@ def _data(stream: ResidualStream, ends: list[int], words: int) -> dict[str, Any]
             norms.append([float(f"{x:.3g}") for x in here.double().norm(dim=-1).tolist()])
             cosine = torch.cosine_similarity(here.double(), row, dim=-1)
             cosines.append([round(x, 2) + 0.0 for x in cosine.tolist()])
-            best = readout.logits(here).float().softmax(-1).topk(words)
+            best = readout.capped(readout.logits(here).float()).softmax(-1).topk(words)
             places = zip(best.indices.tolist(), best.values.tolist(), strict=True)
             read.append([_words(model, *place) for place in places])
     return {"norms": norms, "cosines": cosines, "read": read}
@@ -112,5 +112,5 @@ def _seen(word: str) -> str:
 
 
 def _words(model: Any, ids: list[int], shares: list[float]) -> list[list[Any]]:
-    pairs = zip(ids, shares, strict=True)
-    return [[model.to_single_str_token(i), round(share, 2)] for i, share in pairs]
+    words = map(str, ids) if model.tokenizer is None else map(model.to_single_str_token, ids)
+    return [[word, round(share, 2)] for word, share in zip(words, shares, strict=True)]
