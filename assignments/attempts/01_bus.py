@@ -391,6 +391,38 @@ def per_token(writes):
     return torch.stack(shares)
 
 
+@wrong("swallowed", "Divided by all entries. Entries that are zero have nothing to lose: they are left out of "
+       "what is counted and out of what it is divided by.", f"{BUS}, Rounding grows with the stream")  # fmt: skip
+def of_all_entries(writes):
+    rounded = writes.bfloat16()
+    stream, shares = rounded[0], []
+    for write in rounded[1:]:
+        lost = (stream + write == stream) & (write != 0)
+        shares.append(lost.double().mean())
+        stream = stream + write
+    return torch.stack(shares)
+
+
+def _unmoved(states, rounded):
+    """Shares of entries at which two states of the stream are the same."""
+    same, there = states[1:] == states[:-1], rounded[1:] != 0
+    return (same & there).flatten(1).sum(1) / there.flatten(1).sum(1)
+
+
+@wrong("swallowed", "The sum runs in float32 and is rounded afterwards (`cumsum` of bfloat16 does so too). The "
+       "model rounds after every addition, and goes on from the rounded number.",
+       f"{BUS}, Rounding grows with the stream")  # fmt: skip
+def rounded_afterwards(writes):
+    rounded = writes.bfloat16()
+    return _unmoved(rounded.float().cumsum(0).bfloat16(), rounded)
+
+
+@wrong("swallowed", "The states of the float32 stream are rounded and compared. The model rounds after every "
+       "addition, and goes on from the rounded number.", f"{BUS}, Rounding grows with the stream")  # fmt: skip
+def states_rounded(writes):
+    return _unmoved(writes.cumsum(0).bfloat16(), writes.bfloat16())
+
+
 # --- push ------------------------------------------------------------------------------------
 
 
@@ -531,3 +563,9 @@ def right_after_the_write(model, tokens, layer, eps):
     return (pushed[at] - clean[at])[:, 1:].norm(dim=-1) / (
         eps * clean[name][:, 1:]
     ).norm(dim=-1)
+
+
+@wrong("push", "The write is taken from the pushed run, where it is 1 + eps times as long already.",
+       f"{BUS}, The sum is additive, the network is not linear")  # fmt: skip
+def write_of_the_pushed_run(model, tokens, layer, eps):
+    return by_two_runs(model, tokens, layer, eps) / (1 + eps)

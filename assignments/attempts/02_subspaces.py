@@ -111,6 +111,12 @@ def sum_for_mean(x, w, eps):
     ).sqrt()
 
 
+@wrong("louder", "This is the law for a write that is orthogonal to the stream, and eps is missing. A write with or "
+       "against the stream has a cross term.", DIVISOR)  # fmt: skip
+def orthogonal_law_without_eps(x, w, eps):
+    return (1 + w.square().sum(-1) / x.square().sum(-1)).rsqrt()
+
+
 # --- inside ----------------------------------------------------------------------------------
 
 
@@ -190,6 +196,39 @@ def by_width(a, b):
 )
 def rooted(a, b):
     return by_qr(a, b).sqrt()
+
+
+@wrong("inside", "Averaged over the smaller of the two. The mean goes over the dimensions of a, also over those that "
+       "find no partner in b.", CHANNEL)  # fmt: skip
+def smaller_dimension(a, b):
+    return torch.linalg.svdvals(_basis(a).T @ _basis(b)).square().mean()
+
+
+@wrong("inside", "The cosines are not squared, and averaged over the smaller of the two. The share of a length that "
+       "lies inside is a squared cosine; the mean goes over the dimensions of a.", CHANNEL)  # fmt: skip
+def mean_cosine(a, b):
+    return torch.linalg.svdvals(_basis(a).T @ _basis(b)).mean()
+
+
+@wrong("inside", "Averaged over all pairs of directions. Of one direction of a, the squared cosines with all of b's "
+       "are summed; only the sums are averaged.", CHANNEL)  # fmt: skip
+def all_pairs_averaged(a, b):
+    return (_basis(a).T @ _basis(b)).square().mean()
+
+
+@wrong(
+    "inside",
+    "The closest pair of directions, and its cosine is not squared.",
+    CHANNEL,
+)
+def closest_cosine(a, b):
+    return torch.linalg.svdvals(_basis(a).T @ _basis(b)).max()
+
+
+@wrong("inside", "b is right, and the mean goes over the rows of a as they were given. They lean towards what they "
+       "share; a subspace does not. a needs an orthonormal basis too.", CHANNEL)  # fmt: skip
+def mean_over_given_rows(a, b):
+    return (F.normalize(a, dim=-1) @ _basis(b)).square().sum(-1).mean()
 
 
 # --- taken_back ------------------------------------------------------------------------------
@@ -296,3 +335,14 @@ def previous_write(writes):
     return (
         torch.minimum(stream.abs(), write.abs()) * (stream * write < 0)
     ).sum(-1) / write.abs().sum(-1)
+
+
+@wrong(
+    "taken_back",
+    "This is how much smaller coordinates became. A −5 on a 3 leaves a −2: smaller by 1, and 3 were taken back.",
+    STAYS,
+)
+def net_fall(writes):
+    stream, write = _before(writes), writes[1:]
+    fall = stream.abs() - (stream + write).abs()
+    return fall.clamp(min=0).sum(-1) / write.abs().sum(-1)

@@ -112,6 +112,28 @@ def layer_norm(writes, W_U, gamma, eps, token):
     )
 
 
+@wrong(
+    "shares",
+    "eps is missing. It stands under the root, beside the mean square.",
+    SPLIT,
+)
+def no_eps(writes, W_U, gamma, eps, token):
+    return (writes * gamma / _rms(writes.sum(0), 0)) @ _direction(W_U, token)
+
+
+@wrong("shares", "eps stands outside the root here.", SPLIT)
+def eps_outside(writes, W_U, gamma, eps, token):
+    return (writes * gamma / (_rms(writes.sum(0), 0) + eps)) @ _direction(
+        W_U, token
+    )
+
+
+@wrong("shares", "Every write was divided by its own size, and the logit is not measured from the mean of the "
+       "vocabulary.", SPLIT)  # fmt: skip
+def own_divisor_not_centred(writes, W_U, gamma, eps, token):
+    return (writes * gamma / _rms(writes, eps)) @ W_U[:, token]
+
+
 # --- k_composition ---------------------------------------------------------------------------
 
 
@@ -241,6 +263,16 @@ def squared(writers, readers):
 def output_only(writers, readers):
     out, qk = writers["W_O"], _qk(readers)
     return _score(out[:, None] @ qk.transpose(1, 2)[None], out, qk)
+
+
+@wrong(
+    "k_composition",
+    "The queries are missing: W_K says what can be read, W_Q W_K^T what counts.",
+    PAIR,
+)
+def keys_only(writers, readers):
+    ov, keys = _ov(writers), readers["W_K"]
+    return _score(ov[:, None] @ keys[None], ov, keys)
 
 
 # --- lost ------------------------------------------------------------------------------------
@@ -384,3 +416,68 @@ def direct_only(model, tokens, layer, head):
 )
 def averaged(model, tokens, layer, head):
     return by_zeroed_z(model, tokens, layer, head).mean(-1)
+
+
+@wrong("lost", "The head was left in at position 0, as the chapter does it; here it is taken out at every position.",
+       PAIR)  # fmt: skip
+def kept_at_position_0(model, tokens, layer, head):
+    def zero(z, hook):
+        z = z.clone()
+        z[:, 1:, head] = 0
+        return z
+
+    hook = (f"blocks.{layer}.attn.hook_z", zero)
+    clean = _logits(model, tokens)
+    return _difference(clean, _logits(model, tokens, [hook]), clean.argmax(-1))
+
+
+@wrong("lost", "The head's mean was put in its place; asked is zero.", WORTH)
+def mean_for_zero(model, tokens, layer, head):
+    def flatten(z, hook):
+        z = z.clone()
+        z[:, :, head] = z[:, :, head].mean((0, 1))
+        return z
+
+    hook = (f"blocks.{layer}.attn.hook_z", flatten)
+    clean = _logits(model, tokens)
+    return _difference(clean, _logits(model, tokens, [hook]), clean.argmax(-1))
+
+
+@wrong(
+    "lost",
+    "All heads of the layer were taken out: index the head's axis, the third.",
+    WORTH,
+)
+def all_heads(model, tokens, layer, head):
+    hook = (f"blocks.{layer}.attn.hook_z", lambda z, hook: torch.zeros_like(z))
+    clean = _logits(model, tokens)
+    return _difference(clean, _logits(model, tokens, [hook]), clean.argmax(-1))
+
+
+@wrong("lost", "This is the logit of the token that comes next in the text; asked is the one that the whole model "
+       "puts first.", WORTH)  # fmt: skip
+def next_token(model, tokens, layer, head):
+    clean = _logits(model, tokens)
+    other = _logits(model, tokens, [_off(layer, head)])
+    following = tokens[:, 1:, None]
+    return (clean - other)[:, :-1].gather(-1, following)[..., 0]
+
+
+@wrong("lost", "This is the logit of the token that the model without the head puts first; asked is the whole "
+       "model's.", WORTH)  # fmt: skip
+def first_without_the_head(model, tokens, layer, head):
+    clean = _logits(model, tokens)
+    other = _logits(model, tokens, [_off(layer, head)])
+    return _difference(clean, other, other.argmax(-1))
+
+
+@wrong(
+    "lost",
+    "Measured from the mean logit of the vocabulary; asked is the logit as the model gives it.",
+    WORTH,
+)
+def from_the_mean(model, tokens, layer, head):
+    clean = _logits(model, tokens)
+    other = _logits(model, tokens, [_off(layer, head)])
+    clean, other = (x - x.mean(-1, keepdim=True) for x in (clean, other))
+    return _difference(clean, other, clean.argmax(-1))
