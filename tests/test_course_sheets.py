@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 
 import nbformat
 import numpy as np
@@ -78,6 +80,29 @@ def test_every_question_asked_of_code_has_a_check(name):
     sheet = read_sheet(name)
     assert {q.name for q in sheet.questions if not q.manual} == set(QUESTIONS[sheet.check])
     assert 4 <= len(sheet.questions) <= 6
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_what_a_sheet_says_is_closed_is_closed(name):
+    sheet = read_sheet(name)
+    before, closed, _ = text_of(student(sheet)).partition(" closed on this sheet")
+    named = set(re.findall(r"`rs\.(\w+)`", before))
+    assert closed and named and named <= set(sheet.closed)
+
+
+def test_a_closed_module_closes_what_a_chapter_imports_from_it():
+    code = (
+        "import torch; from course.inside import _close; _close(['growth', 'stream_norms'])\n"
+        "from residual_stream import rounding, stream_norms\n"
+        "from residual_stream.growth import fit_growth\n"
+        "for call in (fit_growth, stream_norms, rounding.rounding_loss):\n"
+        "    try:\n"
+        "        call(torch.ones(5))\n"
+        "    except Exception as error:\n"
+        "        print(type(error).__name__)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["NotImplementedError", "NotImplementedError", "TypeError"]
 
 
 @pytest.mark.parametrize("name", SHEETS)

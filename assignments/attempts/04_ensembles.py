@@ -189,6 +189,56 @@ def first_token_changed(model, tokens):
     return _sweep(model, tokens, changed)
 
 
+@wrong(
+    "without",
+    "Blocks were taken out one after the other and not put back: the k-th run lacks k + 1 blocks.",
+    MISSING,
+)
+def not_put_back(model, tokens):
+    def growing(layer):
+        names = [
+            f"blocks.{k}.hook_{branch}_out"
+            for k in range(layer + 1)
+            for branch in ("attn", "mlp")
+        ]
+        return [(name, lambda value, hook: 0 * value) for name in names]
+
+    return _sweep(
+        model,
+        tokens,
+        lambda clean, other: _kl(clean, other)[:, 1:].mean(),
+        growing,
+    )
+
+
+@wrong("without", "The biases are still written: what was set to zero stands before the output matrices. Set the writes "
+       "themselves to zero.", MISSING)  # fmt: skip
+def biases_left(model, tokens):
+    def silent(layer):
+        names = [
+            f"blocks.{layer}.{at}" for at in ("attn.hook_z", "mlp.hook_post")
+        ]
+        return [(name, lambda value, hook: 0 * value) for name in names]
+
+    return _sweep(
+        model,
+        tokens,
+        lambda clean, other: _kl(clean, other)[:, 1:].mean(),
+        silent,
+    )
+
+
+@wrong(
+    "without",
+    "Only the last position was read; asked is the mean over all but the first.",
+    MISSING,
+)
+def last_position(model, tokens):
+    return _sweep(
+        model, tokens, lambda clean, other: _kl(clean, other)[:, -1].mean()
+    )
+
+
 @wrong("without", "Summed over positions; asked is the mean.", MISSING)
 def summed(model, tokens):
     return _sweep(
@@ -268,6 +318,17 @@ def other_order(jacobians):
 )
 def no_identity(jacobians):
     return by_recursion(jacobians)[1:]
+
+
+@wrong("by_length", "A branch was entered more than once: row k held its own new paths already when row k + 1 was made. "
+       "Go down from the longest, or make all new rows from the old ones.", PATHS)  # fmt: skip
+def entered_again(jacobians):
+    terms = torch.zeros(len(jacobians) + 1, *jacobians.shape[1:])
+    terms[0] = torch.eye(jacobians.shape[1])
+    for jacobian in jacobians:
+        for k in range(len(jacobians)):
+            terms[k + 1] += jacobian @ terms[k]
+    return terms
 
 
 @wrong(
@@ -456,6 +517,44 @@ def from_there_on(model, tokens, layer):
     return _everywhere(
         model, tokens, layer, places, lambda kl, p: kl[:, -1].mean()
     )
+
+
+def _one_branch(model, tokens, layer, branch):
+    clean = _logits(model, tokens)[:, -1]
+    found = []
+    for place in range(tokens.shape[1]):
+
+        def zero(value, hook, place=place):
+            value = value.clone()
+            value[:, place] = 0
+            return value
+
+        hook = (f"blocks.{layer}.hook_{branch}_out", zero)
+        found.append(_kl(clean, _logits(model, tokens, [hook])[:, -1]).mean())
+    return torch.stack(found)
+
+
+@wrong(
+    "where",
+    "Only the MLP's write is gone. A block is both branches.",
+    MISSING,
+)
+def mlp_only_there(model, tokens, layer):
+    return _one_branch(model, tokens, layer, "mlp")
+
+
+@wrong(
+    "where",
+    "Only attention's write is gone. A block is both branches.",
+    MISSING,
+)
+def attention_only_there(model, tokens, layer):
+    return _one_branch(model, tokens, layer, "attn")
+
+
+@wrong("where", "Summed over the batch; asked is the mean.", MISSING)
+def summed_over_the_batch(model, tokens, layer):
+    return len(tokens) * by_position(model, tokens, layer)
 
 
 @wrong("where", "The block was deleted at every position but one.", MISSING)

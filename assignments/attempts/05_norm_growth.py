@@ -132,6 +132,36 @@ def ratio_of_medians(writes):
     return _median(update.norm(dim=-1)) / _median(found.norm(dim=-1))
 
 
+@wrong("ratios", "The middle two values were averaged, as `quantile` does; asked is the lower one, as `torch.median` gives "
+       "it.", RATIO)  # fmt: skip
+def middle_two_averaged(writes):
+    update, found = _parts(writes)
+    ratio = (update.norm(dim=-1) / found.norm(dim=-1))[:, :, 1:]
+    return ratio.flatten(1).quantile(0.5, dim=1)
+
+
+@wrong(
+    "ratios",
+    "The median was taken text by text, and then over the texts; asked is one over all tokens.",
+    RATIO,
+)
+def text_by_text(writes):
+    update, found = _parts(writes)
+    ratio = (update.norm(dim=-1) / found.norm(dim=-1))[:, :, 1:]
+    return ratio.median(2).values.mean(1)
+
+
+@wrong(
+    "ratios",
+    "The first text was left out, not the first position: the axes are [layer, batch, pos].",
+    RATIO,
+)
+def first_text_left_out(writes):
+    update, found = _parts(writes)
+    ratio = update.norm(dim=-1) / found.norm(dim=-1)
+    return ratio[:, 1:].flatten(1).median(1).values
+
+
 # --- laws ------------------------------------------------------------------------------------
 
 
@@ -150,19 +180,21 @@ def _line(y):
 @right("laws")
 def by_formula(norms):
     logs, squares = norms.double().log(), norms.double().square()
-    return torch.stack([_line(logs)[0], _r2(squares, _line(squares)[1])])
+    slope, fitted = _line(logs)
+    return torch.stack(
+        [slope, _r2(logs, fitted), _r2(squares, _line(squares)[1])]
+    )
 
 
 @right("laws")
 def by_polyfit(norms):
     y = norms.double().numpy()
     x = np.arange(len(y))
-    rate = np.polyfit(x, np.log(y), 1)[0]
-    squares = y**2
-    rest = squares - np.polyval(np.polyfit(x, squares, 1), x)
-    return torch.tensor(
-        [rate, 1 - rest @ rest / ((squares - squares.mean()) ** 2).sum()]
-    )
+    found = [np.polyfit(x, np.log(y), 1)[0]]
+    for values in (np.log(y), y**2):
+        rest = values - np.polyval(np.polyfit(x, values, 1), x)
+        found.append(1 - rest.var() / values.var())
+    return torch.tensor(found)
 
 
 @right("laws")
@@ -172,9 +204,8 @@ def by_least_squares(norms):
         [torch.ones(len(y)), torch.arange(float(len(y)))], 1
     ).double()
     rate = torch.linalg.lstsq(design, y.log()[:, None]).solution[1, 0]
-    squares = y.square()
-    correlation = torch.corrcoef(torch.stack([design[:, 1], squares]))[0, 1]
-    return torch.stack([rate, correlation.square()])
+    both = torch.stack([design[:, 1], y.log(), y.square()])
+    return torch.cat([rate[None], torch.corrcoef(both)[0, 1:].square()])
 
 
 @wrong(
@@ -184,7 +215,7 @@ def by_least_squares(norms):
 )
 def base_10(norms):
     given = by_formula(norms)
-    return torch.stack([given[0] / math.log(10), given[1]])
+    return torch.cat([given[:1] / math.log(10), given[1:]])
 
 
 @wrong(
@@ -194,7 +225,7 @@ def base_10(norms):
 )
 def rate_of_squares(norms):
     given = by_formula(norms)
-    return torch.stack([2 * given[0], given[1]])
+    return torch.cat([2 * given[:1], given[1:]])
 
 
 @wrong(
@@ -204,13 +235,39 @@ def rate_of_squares(norms):
 )
 def line_through_lengths(norms):
     y = norms.double()
-    return torch.stack([_line(y.log())[0], _r2(y, _line(y)[1])])
+    return torch.cat([by_formula(norms)[:2], _r2(y, _line(y)[1])[None]])
 
 
-@wrong("laws", "This is the correlation; R² is its square.", LAW)
+@wrong("laws", "These are correlations; R² is their square.", LAW)
 def correlation(norms):
     given = by_formula(norms)
-    return torch.stack([given[0], given[1].sqrt()])
+    return torch.cat([given[:1], given[1:].sqrt()])
+
+
+@wrong(
+    "laws",
+    "The two R² stand in the other order: first that of the logarithms, then that of the squares.",
+    LAW,
+)
+def laws_exchanged(norms):
+    return by_formula(norms)[[0, 2, 1]]
+
+
+@wrong("laws", "The R² of the first law was measured on the lengths; asked is that of the fit, on the logarithms.",
+       LAW)  # fmt: skip
+def judged_on_lengths(norms):
+    given, y = by_formula(norms), norms.double()
+    r2 = _r2(y, _line(y.log())[1].exp())
+    return torch.stack([given[0], r2, given[2]])
+
+
+@wrong(
+    "laws",
+    "Three numbers are asked: the rate, its own R², and that of the root.",
+    LAW,
+)
+def without_its_own_r2(norms):
+    return by_formula(norms)[[0, 2]]
 
 
 @wrong(
@@ -222,7 +279,9 @@ def through_the_origin(norms):
     x = torch.arange(len(norms)).double()
     logs, squares = norms.double().log(), norms.double().square()
     fits = [(x @ y) / (x @ x) for y in (logs, squares)]
-    return torch.stack([fits[0], _r2(squares, fits[1] * x)])
+    return torch.stack(
+        [fits[0], _r2(logs, fits[0] * x), _r2(squares, fits[1] * x)]
+    )
 
 
 @wrong(
@@ -230,15 +289,14 @@ def through_the_origin(norms):
 )
 def two_ends(norms):
     logs = norms.double().log()
-    return torch.stack(
-        [(logs[-1] - logs[0]) / (len(logs) - 1), by_formula(norms)[1]]
-    )
+    rate = (logs[-1] - logs[0]) / (len(logs) - 1)
+    return torch.cat([rate[None], by_formula(norms)[1:]])
 
 
 @wrong("laws", "This is the factor per layer; the rate is its logarithm.", LAW)
 def factor_for_rate(norms):
     given = by_formula(norms)
-    return torch.stack([given[0].exp(), given[1]])
+    return torch.cat([given[:1].exp(), given[1:]])
 
 
 # --- initialise ------------------------------------------------------------------------------
@@ -356,3 +414,25 @@ def own_depth(weights, layers):
 @wrong("initialise", "Multiplied, not divided.", START)
 def multiplied(weights, layers):
     return _scaled(weights, _writer, (2 * layers) ** 0.5)
+
+
+@wrong(
+    "initialise",
+    "Biases were scaled too. Asked are the matrices that write.",
+    START,
+)
+def biases_too(weights, layers):
+    return _scaled(
+        weights,
+        lambda n: _writer(n) or n.endswith("b_out"),
+        (2 * layers) ** -0.5,
+    )
+
+
+@wrong("initialise", "The new weights are right, but the tensors that were given have been changed with them. Return new ones.",
+       START)  # fmt: skip
+def in_place(weights, layers):
+    for name, w in weights.items():
+        if _writer(name):
+            w /= math.sqrt(2 * layers)
+    return weights

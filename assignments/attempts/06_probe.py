@@ -276,11 +276,36 @@ def first_place(model, tokens):
     return by_running_product(model, tokens[:, :1])
 
 
+@wrong("settled", "Every second row from the bottom was read: those are not the depths between blocks. Here two rows stand "
+       "below block 0, word and position.", LENS)  # fmt: skip
+def rows_from_the_bottom(model, tokens):
+    _, rows = _rows(model, tokens, ("hook_embed", "hook_pos_embed"))
+    return _settle(_read(model, rows.cumsum(0)[::2]))
+
+
+@wrong(
+    "settled",
+    "The stream in the middle of each block was read, between attention and MLP.",
+    LENS,
+)
+def inside_blocks(model, tokens):
+    _, rows = _rows(model, tokens)
+    guesses = _read(model, rows.cumsum(0)[1::2])
+    return _settle(torch.cat([guesses, _guesses(model, tokens)[-1:]]))
+
+
+def _read(model, states):
+    with torch.no_grad():
+        return model.unembed(model.ln_final(states[:, :, None]))[
+            :, :, 0
+        ].argmax(-1)
+
+
 # --- last_third ------------------------------------------------------------------------------
 
 
-def _rows(model, tokens):
-    names = ["blocks.0.hook_resid_pre"]
+def _rows(model, tokens, below=("blocks.0.hook_resid_pre",)):
+    names = list(below)
     for layer in range(model.cfg.n_layers):
         names += [
             f"blocks.{layer}.hook_attn_out",
@@ -291,7 +316,7 @@ def _rows(model, tokens):
     return logits[:, -1], torch.stack([cache[name][:, -1] for name in names])
 
 
-def _split(model, tokens, centre=True, gain=True, divide=True):
+def _split(model, tokens, centre=True, gain=True, divide=True, width=True):
     """The share of each row in the logit of the predicted token, and that logit."""
     logits, rows = _rows(model, tokens)
     token = logits.argmax(-1)
@@ -300,7 +325,8 @@ def _split(model, tokens, centre=True, gain=True, divide=True):
         reader = reader - model.W_U.mean(1).detach()
     if gain:
         reader = reader * model.ln_final.weight.detach()
-    rows = rows - rows.mean(-1, keepdim=True)
+    if width:
+        rows = rows - rows.mean(-1, keepdim=True)
     top = rows.sum(0)
     if divide:
         rows = (
@@ -430,3 +456,33 @@ def share_of_sizes(model, tokens):
 def rounded_up(model, tokens):
     shares, whole = _split(model, tokens)
     return shares[-2 * (-(-model.cfg.n_layers // 3)) :].sum(0) / whole
+
+
+@wrong("last_third", "The mean over the width is still in: a LayerNorm takes it out of what it reads, so out of every row.",
+       SPLIT)  # fmt: skip
+def mean_left_in(model, tokens):
+    shares, whole = _split(model, tokens, width=False)
+    return shares[-_last(model) :].sum(0) / whole
+
+
+@wrong("last_third", "Divided by the token's logit as it stands; the whole score too is measured from the mean of the "
+       "vocabulary.", SPLIT)  # fmt: skip
+def whole_not_centred(model, tokens):
+    shares, _ = _split(model, tokens)
+    return shares[-_last(model) :].sum(0) / _rows(model, tokens)[0].amax(-1)
+
+
+@wrong("last_third", "A third of the rows was taken, and the rows below block 0 counted with them; asked is a third of the "
+       "layers.", SPLIT)  # fmt: skip
+def third_of_the_rows(model, tokens):
+    shares, whole = _split(model, tokens)
+    return shares[-(len(shares) // 3) :].sum(0) / whole
+
+
+@wrong("last_third", "Divided by the size of what the last third writes. The norm divides all that is at the top by one "
+       "number, that of the top.", SPLIT)  # fmt: skip
+def its_own_divisor(model, tokens):
+    shares, whole = _split(model, tokens, divide=False)
+    late = _rows(model, tokens)[1][-_last(model) :].sum(0)
+    size = (late.var(-1, correction=0) + model.cfg.eps).sqrt()
+    return shares[-_last(model) :].sum(0) / size / whole
