@@ -17,7 +17,8 @@ def untrained(model: TransformerBridge, *, seed: int = 0) -> TransformerBridge:
     """Return a model of the same configuration with the weights that training would start from.
 
     Drawn by the architecture's own initialisation (for Llama's family normal with
-    ``config.initializer_range``, gains one), on the CPU, so a seed means the same everywhere.
+    ``config.initializer_range``, gains one), on the CPU, so a seed means the same
+    on every device; in the configuration's dtype, so in float64 it is another draw.
 
     Args:
         model: A ``TransformerBridge`` around a Hugging Face model; it is not changed.
@@ -46,7 +47,8 @@ def untrained(model: TransformerBridge, *, seed: int = 0) -> TransformerBridge:
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fresh = type(model.original_model)(copy.deepcopy(config))
+        # What AutoModelForCausalLM.from_config calls, of the model's own class.
+        fresh = type(model.original_model)._from_config(copy.deepcopy(config))
     fresh.to(device=model.cfg.device, dtype=model.cfg.dtype)
     bridge = load(fresh)
     bridge.tokenizer = model.tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from importlib.resources.abc import Traversable
+from typing import Any
 
 from .base import MovableFigure
 from .climb import still as still_of_climb
@@ -13,7 +13,7 @@ from .ledger import still as still_of_ledger
 _STILLS = {"climb": still_of_climb, "ledger": still_of_ledger}
 
 
-def _folder() -> Traversable:
+def _folder() -> Any:  # a Traversable, whose home moved in Python 3.11
     return files("residual_stream") / "data" / "widgets"
 
 
