@@ -239,6 +239,17 @@ def test_the_colab_button_of_a_chapter_opens_that_chapter_at_the_tag(pages):
         ]
 
 
+def test_every_sheet_is_linked_on_colab_at_the_tag(pages):
+    student = sorted((ROOT / "assignments" / "student").glob("*.ipynb"))
+    assert student
+    place = repository().removeprefix("https://github.com/")
+    links = [x for x in pages["book/instructors.html"].links if "//colab" in x]
+    assert links == [
+        f"https://colab.research.google.com/github/{place}/blob/{tag()}/assignments/student/{p.name}"
+        for p in student
+    ]
+
+
 def test_the_reference_documents_every_public_name(pages):
     import residual_stream as rs
 
