@@ -31,7 +31,7 @@ $(INSTALLED): requirements.txt requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "make: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.10 to 3.13 is needed: make PYTHON=python3.11 ..."; exit 1; }
 	$(call timed,environment,test -x $(PY) || $(PYTHON) -m venv $(VENV))
-	$(call timed,torch,$(PY) -m pip install -q -c requirements.lock $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch)
+	$(call timed,torch,$(PY) -m pip install -q -c requirements.lock $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch)
 	$(call timed,packages,$(PY) -m pip install -q -c requirements.lock -r requirements.txt -e .)
 	@touch $@
 

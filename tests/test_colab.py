@@ -15,7 +15,7 @@ from claims_table import reached
 from packaging.requirements import Requirement
 
 from colab_check import COLAB, ColabRun, alone, check, moved, report
-from setup_cell import repository, setup_cell, tag, write_into
+from setup_cell import notebooks, repository, setup_cell, tag, write_into
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -175,6 +175,17 @@ def test_the_tag_is_that_of_the_installed_version():
     import residual_stream
 
     assert tag() == f"v{version('residual-stream')}" == f"v{residual_stream.__version__}"
+
+
+def test_every_notebook_that_colab_can_open_begins_with_the_cell():
+    found = {path.relative_to(ROOT).as_posix() for path in notebooks()}
+    listed = subprocess.run(
+        ["git", "ls-files", "*.ipynb"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found == set(listed.stdout.split())
+    for path in notebooks():
+        code = [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
+        assert code[0] == setup_cell(), path
 
 
 def test_the_cell_is_put_before_the_first_code_cell_and_renewed_in_place(tmp_path):

@@ -136,7 +136,7 @@ def fetch(base: Path, python: str, torch_index: str | None) -> None:
     pip = [base / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     if torch_index:
         (torch,) = re.findall(r"^torch==\S+$", pins, re.MULTILINE)
-        subprocess.run([*pip, "--index-url", torch_index, torch], check=True)
+        subprocess.run([*pip, "--no-deps", "--index-url", torch_index, torch], check=True)
     subprocess.run([*pip, "-r", COLAB], check=True)
     complete.write_text(pins, encoding="utf-8")
 
