@@ -31,7 +31,7 @@ $(INSTALLED): requirements.txt requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
 		{ echo "make: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.10 to 3.13 is needed: make PYTHON=python3.11 ..."; exit 1; }
 	$(call timed,environment,test -x $(PY) || $(PYTHON) -m venv $(VENV))
-	$(call timed,torch,$(PY) -m pip install -q -c requirements.lock $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch)
+	$(call timed,torch,$(PY) -m pip install -q -c requirements.lock $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch)
 	$(call timed,packages,$(PY) -m pip install -q -c requirements.lock -r requirements.txt -e .)
 	@touch $@
 
@@ -53,8 +53,9 @@ lint: $(INSTALLED)
 test: $(INSTALLED) model lint  ## lint, unit tests, doctests, every notebook, the site, the browser
 	@OMP_NUM_THREADS=1 $(PYTEST) $(PARALLEL) --durations 12 --doctest-modules $(NBVAL) lib/residual_stream tests chapters
 
-colab: $(INSTALLED) model  ## every chapter as on Colab, with Colab's versions, fetched into an environment of its own
-	@$(PY) tools/colab_check.py --clean chapters/*.ipynb
+colab: $(INSTALLED) model  ## every chapter and sheet as on Colab, with its versions: gigabytes (COLAB_PYTHON=python3.12)
+	@$(PY) tools/colab_check.py --clean $(if $(COLAB_PYTHON),--python $(COLAB_PYTHON)) \
+		$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) chapters/*.ipynb assignments/student/*.ipynb
 
 test-portable: $(INSTALLED) model  ## every notebook again, one thread, AVX2 only: outputs must hold on any processor
 	@$(PORTABLE) $(PYTEST) $(PARALLEL) --durations 12 $(NBVAL) chapters
@@ -80,6 +81,7 @@ bench: $(INSTALLED) model  ## measure the library beside TransformerLens's own f
 
 notebooks: $(INSTALLED) model  ## execute every chapter and write it back, normalised
 	@$(PY) tools/setup_cell.py --write
+	@$(PY) tools/captions.py --write
 	@$(PY) tools/execute_notebooks.py
 
 lock: $(INSTALLED)  ## renew requirements.lock from requirements.txt and pyproject.toml

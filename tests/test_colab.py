@@ -6,15 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import requires, version
 from pathlib import Path
 
 import nbformat
 import pytest
 from claims_table import reached
+from packaging.requirements import Requirement
 
-from colab_check import check
-from setup_cell import repository, setup_cell, tag, write_into
+from colab_check import COLAB, ColabRun, alone, check, moved, report
+from setup_cell import notebooks, repository, setup_cell, tag, write_into
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -94,6 +95,7 @@ def test_elsewhere_it_does_nothing(tmp_path):
 @pytest.mark.slow
 def test_a_whole_chapter_runs_from_a_tag_and_torch_and_numpy_stay(tmp_path):
     run = check(ROOT / "chapters" / "01_bus.ipynb", tmp_path)
+    assert run.moved == {}
     assert {n: run.versions[n] for n in ("torch", "numpy")} == {
         "torch": version("torch"),
         "numpy": version("numpy"),
@@ -104,10 +106,86 @@ def test_a_whole_chapter_runs_from_a_tag_and_torch_and_numpy_stay(tmp_path):
     assert run.results == expected
 
 
+def colab_versions() -> dict[str, str]:
+    lines = COLAB.read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("library", ["residual-stream", "transformer-lens"])
+def test_colab_need_not_move_a_package_for_the_library(library):
+    """What Colab has is new enough for every requirement that it answers at all."""
+    there = {name.lower().replace("_", "-"): number for name, number in colab_versions().items()}
+    needed = [Requirement(text) for text in requires(library)]
+    colab = {"python_version": "3.12", "extra": ""}
+    asked = [n for n in needed if n.name in there and (not n.marker or n.marker.evaluate(colab))]
+    assert len(asked) >= 8
+    assert [str(n) for n in asked if there[n.name] not in n.specifier] == []
+
+
+def test_a_package_that_moved_or_went_is_found_and_one_that_came_is_not():
+    before = {"torch": "2.11.0", "numpy": "2.0.2", "six": "1.17.0"}
+    builds = {"torch": "2.11.0+cu128", "numpy": "2.0.2", "library": "0.1.0"}
+    assert moved(before, {**before, "gguf": "0.19.0"}, builds) == {}
+    assert moved(before, {**before, "numpy": "2.1.0"}, {}) == {"numpy": "2.0.2 → 2.1.0"}
+    assert moved(before, before, {"numpy": "2.1.0"}) == {"numpy": "2.0.2 → 2.1.0"}
+    assert moved(before, {"torch": "2.11.0", "numpy": "2.0.2"}, {}) == {"six": "1.17.0 → gone"}
+
+
+def small_notebook(path: Path) -> Path:
+    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "a"}, "text/plain": "S."}
+    outputs = [nbformat.v4.new_output("display_data", view)]
+    cells = [
+        nbformat.v4.new_code_cell("show()", outputs=outputs),
+        nbformat.v4.new_code_cell("def ledger(model):\n    ..."),
+        nbformat.v4.new_code_cell("ledger(bench)"),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
+
+
+def test_a_sheet_runs_up_to_its_first_gap(tmp_path):
+    alone(small_notebook(tmp_path / "sheet.ipynb"), tmp_path / "content" / "sheet.ipynb")
+    sources = [cell.source for cell in nbformat.read(tmp_path / "content" / "sheet.ipynb", 4).cells]
+    assert sources[:-1] == ["show()"] and "stand_in" in sources[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "good"),
+    [
+        ({}, True),
+        ({"moved": {"numpy": "2.0.2 → 2.1.0"}}, False),
+        ({"installed": []}, False),
+        ({"widgets": 0}, False),
+        ({"results": {"B1": "It is so."}}, False),
+    ],
+)
+def test_a_run_is_good_only_if_nothing_moved_and_nothing_is_missing(tmp_path, change, good):
+    kept = ("torch", "numpy", "ipywidgets", "anywidget")
+    run = {
+        "versions": dict.fromkeys(kept, "1.0"),
+        "moved": {},
+        "installed": ["library"],
+        "widgets": 1,
+        "results": {},
+    }
+    assert report(small_notebook(tmp_path / "sheet.ipynb"), ColabRun(**{**run, **change})) == good
+
+
 def test_the_tag_is_that_of_the_installed_version():
     import residual_stream
 
     assert tag() == f"v{version('residual-stream')}" == f"v{residual_stream.__version__}"
+
+
+def test_every_notebook_that_colab_can_open_begins_with_the_cell():
+    found = {path.relative_to(ROOT).as_posix() for path in notebooks()}
+    listed = subprocess.run(
+        ["git", "ls-files", "*.ipynb"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found == set(listed.stdout.split())
+    for path in notebooks():
+        code = [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
+        assert code[0] == setup_cell(), path
 
 
 def test_the_cell_is_put_before_the_first_code_cell_and_renewed_in_place(tmp_path):

@@ -120,6 +120,20 @@ def test_the_norms_of_a_float64_model_stay_in_float64():
     assert float((seen[1] - exact).abs().max()) < 1e-14
 
 
+def test_a_product_whose_factors_were_both_to_be_float32_stays_in_float64():
+    """As transformers 5.9, which Colab has, turns positions into angles."""
+    frequencies = torch.rand(4, 1, dtype=torch.float64)
+    positions = torch.arange(3)[None]
+    exact = frequencies @ positions.double()
+    with Float64Throughout():
+        for angles in (
+            frequencies.float() @ positions.float(),
+            torch.matmul(frequencies.float(), positions.float()),
+        ):
+            assert torch.equal(angles, exact)
+        assert (frequencies[:0].to(torch.bfloat16) @ positions.bfloat16()).dtype == torch.bfloat16
+
+
 def test_wrong_questions_are_refused():
     model = random_model("gpt2")
     with pytest.raises(ValueError, match=r"unit = 'head' is not known; pass 'sublayer' or 'layer'"):

@@ -16,16 +16,19 @@ import pytest
 from claims_table import Reached, filled, listed, reached
 from PIL import Image, PngImagePlugin
 
+from captions import with_captions
 from compare_pictures import difference
 from execute_notebooks import machine_traces, normalise, strip_png
 from notebook_rules import (
     RULES,
     begins_with_setup,
+    captions_read_everywhere,
     claims_have_anchors,
     code_is_short,
     figures_are_described,
     is_small,
     numbers_come_from_code,
+    only_in_myst,
     outputs_are_compared,
     problems_of,
     ran_in_order,
@@ -37,6 +40,7 @@ from typed_numbers import typed_measurements
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = sorted((ROOT / "chapters").glob("*.ipynb"))
+SHEETS = sorted((ROOT / "assignments").glob("**/*.ipynb"))
 
 
 def picture(*, shift: int = 0, note: str = "") -> str:
@@ -51,7 +55,7 @@ def picture(*, shift: int = 0, note: str = "") -> str:
 
 
 def good_notebook():
-    """A notebook of three cells that keeps every rule."""
+    """A notebook of three cells, and a caption, that keeps every rule."""
     make = nbformat.v4
     figure = make.new_output("display_data", {"image/png": picture(), "text/plain": "<Figure>"})
     title = make.new_markdown_cell('# A title\n\n<a id="claim-b1"></a>The stream has 30 layers.')
@@ -62,7 +66,7 @@ def good_notebook():
         "image": {"alt": "The stream's length rises with every layer, from the row to the top."},
         "figure": {"caption": "The stream climbs all the way up.", "name": "fig-climb"},
     }
-    return make.new_notebook(cells=[title, setup, drawn])
+    return make.new_notebook(cells=with_captions([title, setup, drawn]))
 
 
 def test_there_is_a_chapter():
@@ -160,8 +164,19 @@ SPOILED = [
         lambda nb: nb.cells[2].outputs.append(nb.cells[2].outputs[0]),
         "draws 2 figures",
     ),
-    _spoil(reads_everywhere, _write("```{note}\nno\n```"), "directive in a backtick fence"),
+    _spoil(reads_everywhere, _write("```{note}\nno\n```"), "directive: ```{note}"),
     _spoil(reads_everywhere, _write("see {cite}`elhage2021`"), "role: {cite}"),
+    _spoil(
+        reads_everywhere,
+        lambda nb: nb.cells[2].outputs[0].data.update({"text/markdown": "See {ref}`here`."}),
+        "role: {ref}",
+    ),
+    _spoil(captions_read_everywhere, lambda nb: nb.cells.pop(), "not what stands below its figure"),
+    _spoil(
+        captions_read_everywhere,
+        lambda nb: nb.cells[3].update(source="*Figure.* It falls."),
+        "a caption is not",
+    ),
     _spoil(reads_everywhere, _write("# Another title"), "must have a title"),
     _spoil(reads_everywhere, _set("source", "%matplotlib inline"), "has a magic"),
     _spoil(
@@ -201,6 +216,51 @@ def test_a_spoiled_notebook_is_found(rule, change, expected):
     assert rule(notebook) == []
     change(notebook)
     assert any(expected in problem for problem in rule(notebook))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        ":::{note}\nno\n:::",
+        ":::\n",
+        "(here)=\n# Title",
+        "% chapters",
+        "+++",
+        "{{ address }}",
+        "see [](other.md)",
+        "so it is[^1]",
+        "term\n: what it is",
+    ],
+)
+def test_what_only_myst_renders_is_found(raw):
+    assert only_in_myst(raw)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        "a `dict` of `{name: value}`; `{{x}}` in code",
+        "```python\n% no comment\n```",
+        "$$\n% no comment\nx\n$$",
+        "[words](other.md) ![](picture.png) 5 % of it: yes",
+    ],
+)
+def test_what_jupyter_renders_passes(plain):
+    assert only_in_myst(plain) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "assignments").glob("**/*.ipynb")),
+    ids=lambda p: f"{p.parent.stem}-{p.stem}",
+)
+def test_a_sheet_begins_with_the_setup_cell_and_reads_everywhere(path):
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert code[0] == setup_cell()
+    assert [
+        x for c in notebook.cells if c.cell_type == "markdown" for x in only_in_myst(c.source)
+    ] == []
 
 
 def test_every_rule_is_tried_on_a_spoiled_notebook():

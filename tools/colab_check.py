@@ -1,12 +1,16 @@
-"""Run a chapter as Colab does: its setup cell first, in an environment that has no library yet.
+"""Run notebooks as Colab does: the setup cell first, in an environment that has no library yet.
 
     python tools/colab_check.py             # chapter 1, with the packages of this environment
-    python tools/colab_check.py --clean     # with Colab's versions, fetched: minutes, gigabytes
-    python tools/colab_check.py chapters/02_subspaces.ipynb
+    python tools/colab_check.py --clean chapters/*.ipynb assignments/student/*.ipynb
+                                            # with Colab's versions, fetched: minutes, gigabytes
 
 A virtual environment gets a stand-in for `google.colab`; the notebook lies alone in a folder; the
 repository that the setup cell names is answered by a copy of this one, with the tag that it asks
-for. Afterwards torch and numpy must be the ones that were there before.
+for. A sheet of questions runs up to its first gap. Afterwards no package that Colab brings may be
+another version than before, torch and numpy above all.
+
+Colab's versions stand in `colab_packages.txt`, with their source and date. Every notebook finds
+them anew, as on Colab, where each has a machine of its own: they are fetched once and linked.
 """
 
 from __future__ import annotations
@@ -14,13 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import nbformat
@@ -29,15 +32,26 @@ from setup_cell import repository, tag
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What Colab brings, as far as it matters here.
-COLAB = {"torch": "2.9.0", "numpy": "2.0.2", "ipywidgets": "7.7.1", "anywidget": "0.9.18"}
-#: What runs the notebook; Colab has its own.
-RUNNERS = ("ipykernel", "jupyter_client", "nbclient", "nbformat")
+COLAB = Path(__file__).with_name("colab_packages.txt")
+#: Colab's Python, and those for which all of its versions are built.
+PYTHON, PYTHONS = (3, 12), ((3, 11), (3, 12))
 #: What pip needs of the repository to install the library.
 PACKAGED = ("pyproject.toml", "README.md", "LICENSE", "LICENSE-text", "lib")
-ASKED = """\
+#: A line where a student is to write.
+GAP = re.compile(r"^\s*(.* = )?\.\.\.$", re.MULTILINE)
+VIEW = "application/vnd.jupyter.widget-view+json"
+CLAIM = "application/vnd.residual-stream.claim+json"
+VERSIONS = """\
 import json
+from importlib.metadata import distributions, version
+
+names = {d.name.lower().replace("_", "-") for d in distributions()}
+versions = {name: version(name) for name in sorted(names)}
+"""
+ASKED = (
+    VERSIONS
+    + """\
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy
@@ -45,49 +59,101 @@ import residual_stream
 import torch
 
 modules = {"torch": torch, "numpy": numpy, "library": residual_stream}
-names = ["torch", "numpy", "ipywidgets", "anywidget"]
 print(json.dumps({
-    "versions": {name: version(name) for name in names},
+    "versions": versions,
+    "imported": {name: module.__version__ for name, module in modules.items()},
     "installed": [n for n, m in modules.items() if Path(m.__file__).is_relative_to(sys.prefix)],
     "stand_in": "google.colab" in sys.modules,
 }))"""
+)
 RUN = """\
 import sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[2])
-from execute_notebooks import execute
+import execute_notebooks
 
+execute_notebooks.machine_traces = lambda text: []  # where it ran is no matter here
 path = Path(sys.argv[1])
-path.with_suffix(".done").write_text(execute(path, 600)[0], encoding="utf-8")"""
+text, *_ = execute_notebooks.execute(path, 600)
+path.with_suffix(".done").write_text(text, encoding="utf-8")"""
 
 
 @dataclass(frozen=True)
 class ColabRun:
-    """What a chapter found in its environment after its setup cell had run.
+    """What a notebook found in its environment after its setup cell had run.
 
     Attributes:
-        versions: Of torch, numpy, ipywidgets and anywidget.
+        versions: Of every package, by name.
+        moved: Of the packages that were there before the setup cell, those that are another version
+            now, as "1.0 → 2.0", or gone; and torch and numpy where what was imported is another.
         installed: Which of torch, numpy and the library were imported from the environment itself,
             and not borrowed.
-        results: The sentence of each of the chapter's Result cells, by claim.
+        widgets: How many figures that one can move were shown.
+        results: The sentence of each of the notebook's Result cells, by claim.
     """
 
     versions: dict[str, str]
+    moved: dict[str, str]
     installed: list[str]
+    widgets: int
     results: dict[str, str]
 
 
-def stand_in(environment: Path, *, borrow: bool) -> Path:
+def colab_python() -> str:
+    """Return the command of a Python that Colab's versions install on, its own if there is one.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    for command in (f"python{PYTHON[0]}.{PYTHON[1]}", sys.executable):
+        ask = "import sys; print(*sys.version_info[:2])"
+        try:
+            done = subprocess.run([command, "-c", ask], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue  # absent, or a version manager's answer that it is not switched on
+        if tuple(map(int, done.stdout.split())) in PYTHONS:
+            return command
+    raise RuntimeError(
+        "colab_check: Colab's versions need Python 3.11 or 3.12 (Colab itself has 3.12), and this "
+        f"is {sys.version_info[0]}.{sys.version_info[1]}: give one with --python"
+    )
+
+
+def fetch(base: Path, python: str, torch_index: str | None) -> None:
+    """Make an environment with what Colab brings; nothing if it is there from an earlier run.
+
+    Args:
+        base: Folder of the environment.
+        python: Command that makes it.
+        torch_index: Where torch's wheel comes from, if not from pip's usual index.
+    """
+    pins = COLAB.read_text(encoding="utf-8")
+    complete = base / "complete.txt"
+    if complete.is_file() and complete.read_text(encoding="utf-8") == pins:
+        return
+    subprocess.run([python, "-m", "venv", "--clear", base], check=True)
+    pip = [base / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    if torch_index:
+        (torch,) = re.findall(r"^torch==\S+$", pins, re.MULTILINE)
+        subprocess.run([*pip, "--no-deps", "--index-url", torch_index, torch], check=True)
+    subprocess.run([*pip, "-r", COLAB], check=True)
+    complete.write_text(pins, encoding="utf-8")
+
+
+def stand_in(environment: Path, base: Path | None) -> Path:
     """Make a virtual environment that believes to be Colab; return its Python.
 
     Args:
         environment: Folder to make it in.
-        borrow: Whether it sees this environment's packages; the library itself it never sees, for
-            an editable install is not followed.
+        base: Environment to begin with. Without one it sees the packages of this environment; the
+            library itself it never sees, for an editable install is not followed.
     """
-    venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
+    if base is None:
+        subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    else:  # pip replaces files and never writes into one, so the base stays as it is
+        shutil.copytree(base, environment, symlinks=True, copy_function=os.link)
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
     packages = Path(done.stdout.strip())
@@ -95,7 +161,7 @@ def stand_in(environment: Path, *, borrow: bool) -> Path:
     module.mkdir(parents=True)
     (module / "__init__.py").write_text('"""Not Colab."""\n')
     lines = ["import google.colab"]  # Colab has it loaded before the first cell
-    if borrow:  # the library is built with this environment's setuptools, not with ensurepip's
+    if base is None:  # the library is built with this environment's setuptools, not ensurepip's
         pip = [python, "-m", "pip", "uninstall", "-q", "-y", "setuptools"]
         subprocess.run(pip, capture_output=True, check=True)
         lines.insert(0, str(Path(nbformat.__file__).parents[1]))
@@ -119,18 +185,28 @@ def tagged_copy(folder: Path) -> Path:
     return folder
 
 
-def check(notebook: Path, folder: Path, *, clean: bool = False) -> ColabRun:
+def alone(notebook: Path, to: Path) -> None:
+    """Put a notebook where nothing else lies, up to its first gap, and ask at its end."""
+    cells = nbformat.read(notebook, as_version=4)
+    code = [i for i, cell in enumerate(cells.cells) if cell.cell_type == "code"]
+    gap = next((i for i in code if GAP.search(cells.cells[i].source)), len(cells.cells))
+    cells.cells[gap:] = [nbformat.v4.new_code_cell(ASKED)]
+    to.parent.mkdir()
+    nbformat.write(cells, to)
+
+
+def check(notebook: Path, folder: Path, *, base: Path | None = None) -> ColabRun:
     """Run a notebook as Colab does.
 
     Args:
-        notebook: A chapter.
+        notebook: A chapter, or a sheet of questions.
         folder: An empty folder to work in.
-        clean: Fetch Colab's versions instead of borrowing the packages of this environment.
+        base: An environment that `fetch` made. Without one the packages of this are borrowed.
 
     Raises:
         RuntimeError: The setup cell or another cell failed.
     """
-    python = stand_in(folder / "environment", borrow=not clean)
+    python = stand_in(folder / "environment", base)
     # The address stays as it is in the cell; git alone is told that it is here.
     environment = {
         **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CI")},
@@ -139,40 +215,76 @@ def check(notebook: Path, folder: Path, *, clean: bool = False) -> ColabRun:
         "GIT_CONFIG_VALUE_0": repository(),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
-    if clean:
-        wanted = [f"{name}=={number}" for name, number in COLAB.items()]
-        pip = [python, "-m", "pip", "install", "-q", *wanted, *RUNNERS]
-        subprocess.run(pip, check=True)
-    else:
+    if base is None:
         environment |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
-    alone = folder / "content" / notebook.name
-    alone.parent.mkdir()
-    cells = nbformat.read(notebook, as_version=4)
-    cells.cells.append(nbformat.v4.new_code_cell(ASKED))
-    nbformat.write(cells, alone)
+    ask = [python, "-c", VERSIONS + "print(json.dumps(versions))"]
+    asked = subprocess.run(ask, capture_output=True, text=True, check=True, env=environment)
+    copy = folder / "content" / notebook.name
+    alone(notebook, copy)
     done = subprocess.run(
-        [python, "-c", RUN, alone, ROOT / "tools"],
+        [python, "-c", RUN, copy, ROOT / "tools"],
         capture_output=True,
         text=True,
         env=environment,
-        cwd=alone.parent,
+        cwd=copy.parent,
     )
     if done.returncode:
         raise RuntimeError(f"colab_check: {notebook.name} failed:\n{done.stdout}{done.stderr}")
-    return _found(nbformat.read(alone.with_suffix(".done"), 4))
+    return _found(nbformat.read(copy.with_suffix(".done"), 4), json.loads(asked.stdout))
 
 
-def _found(notebook: nbformat.NotebookNode) -> ColabRun:
+def moved(before: dict[str, str], after: dict[str, str], imported: dict[str, str]) -> dict:
+    """Return what is another version than before, or gone, as "1.0 → 2.0".
+
+    Example:
+        >>> moved({"numpy": "2.0", "six": "1.0"}, {"numpy": "2.0"}, {"numpy": "2.1+cpu"})
+        {'numpy': '2.0 → 2.1', 'six': '1.0 → gone'}
+    """
+    found = {name: after.get(name, "gone") for name in before}
+    found |= {name: number for name, number in imported.items() if name in before}
+    plain = {name: number.split("+")[0] for name, number in found.items()}
+    was = {name: number.split("+")[0] for name, number in before.items()}
+    return {n: f"{was[n]} → {plain[n]}" for n in before if was[n] != plain[n]}
+
+
+def _views(notebook: nbformat.NotebookNode) -> int:
+    return sum(VIEW in o.get("data", {}) for c in notebook.cells for o in c.get("outputs", []))
+
+
+def _sentences(notebook: nbformat.NotebookNode) -> dict[str, str]:
+    records = [o.get("data", {}).get(CLAIM) for c in notebook.cells for o in c.get("outputs", [])]
+    return {record["claim"]: record["sentence"] for record in records if record}
+
+
+def _found(notebook: nbformat.NotebookNode, before: dict[str, str]) -> ColabRun:
     said = json.loads(notebook.cells[-1].outputs[0].text)
     if not said["stand_in"]:
         raise RuntimeError("colab_check: the kernel did not have the stand-in for google.colab")
-    claim = "application/vnd.residual-stream.claim+json"
-    records = [o.get("data", {}).get(claim) for c in notebook.cells for o in c.get("outputs", [])]
     return ColabRun(
         versions=said["versions"],
+        moved=moved(before, said["versions"], said["imported"]),
         installed=said["installed"],
-        results={record["claim"]: record["sentence"] for record in records if record},
+        widgets=_views(notebook),
+        results=_sentences(notebook),
     )
+
+
+def report(notebook: Path, run: ColabRun) -> bool:
+    """Say what a run found, beside what the book has; return whether it is as it must be."""
+    book = nbformat.read(notebook, as_version=4)
+    printed, widgets = _sentences(book), _views(book)
+    other = sorted(claim for claim in printed if run.results.get(claim) != printed[claim])
+    kept = ("torch", "numpy", "ipywidgets", "anywidget")
+    print(
+        f"{notebook.name}: {len(run.results)} of {len(printed)} results, "
+        f"{f'in other words {other}' if other else 'word for word'}; "
+        f"{run.widgets} of {widgets} widgets; "
+        f"{f'MOVED {run.moved}' if run.moved else 'nothing moved'}, "
+        f"{', '.join(f'{name} {run.versions[name]}' for name in kept)}",
+        flush=True,
+    )
+    whole = run.results.keys() == printed.keys() and run.widgets == widgets
+    return whole and not run.moved and "library" in run.installed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -182,20 +294,26 @@ def main(arguments: list[str] | None = None) -> int:
         "notebooks", nargs="*", type=Path, default=[ROOT / "chapters" / "01_bus.ipynb"]
     )
     parser.add_argument("--clean", action="store_true", help="with Colab's versions, fetched")
+    parser.add_argument("--python", help="with --clean: the Python to use (Colab has 3.12)")
+    parser.add_argument("--torch-index", help="with --clean: another place for torch's wheel")
+    parser.add_argument("--base", type=Path, help="with --clean: keep what is fetched here")
     options = parser.parse_args(arguments)
+    near = options.base.resolve().parent if options.base else None  # where links can reach
     good = True
-    for notebook in options.notebooks:
-        with tempfile.TemporaryDirectory() as folder:
-            run = check(notebook.resolve(), Path(folder), clean=options.clean)
-            expected = COLAB if options.clean else {n: version(n) for n in COLAB}
-            moved = {
-                name: number
-                for name, number in run.versions.items()
-                if number.split("+")[0] != expected[name].split("+")[0]
-            }
-            good = good and not moved and "library" in run.installed
-            state = f"moved {moved}" if moved else "nothing moved"
-            print(f"{notebook.name}: {len(run.results)} results, {state}, {run.versions}")
+    with tempfile.TemporaryDirectory(dir=near) as folder:
+        base = None
+        if options.clean:
+            base = options.base.resolve() if near else Path(folder, "base")
+            fetch(base, options.python or colab_python(), options.torch_index)
+        for count, notebook in enumerate(options.notebooks):
+            place = Path(folder, str(count))
+            place.mkdir()
+            try:
+                good = report(notebook, check(notebook.resolve(), place, base=base)) and good
+            except RuntimeError as error:
+                print(error, flush=True)
+                good = False
+            shutil.rmtree(place)
     return 0 if good else 1
 
 

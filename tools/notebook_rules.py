@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 
+from captions import with_captions
 from setup_cell import setup_cell
 from typed_numbers import typed_measurements
 
@@ -25,8 +26,23 @@ NUMBER_CELLS = 2
 NUMBERS_OK = "numbers-ok"
 
 _NBVAL = re.compile(r"^\s*#\s*(NBVAL_\w+|PYTEST_VALIDATE_IGNORE_OUTPUT)\s*$", re.MULTILINE)
-_DIRECTIVE = re.compile(r"^\s*(?:`{3,}|~{3,})\s*\{[^}]+\}", re.MULTILINE)
-_ROLE = re.compile(r"\{[a-z][\w:-]*\}`")
+#: What MyST alone renders.
+_MYST = {
+    "directive": re.compile(r"^\s*(?:`{3,}|~{3,}|:{3,})\s*\{[^}]+\}.*", re.MULTILINE),
+    "fence of colons": re.compile(r"^\s*:{3,}\s*$", re.MULTILINE),
+    "role": re.compile(r"\{[a-z][\w:-]*\}`"),
+    "target": re.compile(r"^\([\w-]+\)=\s*$", re.MULTILINE),
+    "comment": re.compile(r"^%.*", re.MULTILINE),
+    "block break": re.compile(r"^\+\+\+.*", re.MULTILINE),
+    "substitution": re.compile(r"\{\{[^}]*\}\}"),
+    "link without words": re.compile(r"(?<!!)\[\]\([^)]*\)"),
+    "footnote": re.compile(r"\[\^[^\]]+\]"),
+    "definition": re.compile(r"^: .*", re.MULTILINE),
+}
+#: A role, which stays; fenced code, code in a line and displayed mathematics, which do not count.
+_CODE = re.compile(
+    r"(\{[a-z][\w:-]*\}`[^`\n]*`)|^(`{3,})[^{\n]*$.*?^\2\s*$|`[^`\n]+`|\$\$.*?\$\$", re.M | re.S
+)
 _MAGIC = re.compile(r"^\s*[%!]", re.MULTILINE)
 
 
@@ -101,12 +117,22 @@ def figures_are_described(notebook) -> list[str]:
     return problems
 
 
+def only_in_myst(text: str) -> list[str]:
+    """Return what Jupyter and Colab show raw in a text.
+
+    Example:
+        >>> only_in_myst("See {cite}`elhage2021`, and `{a}` in code.")
+        ['role: {cite}`']
+    """
+    prose = _CODE.sub(lambda found: found[1] or "code", text)
+    return [f"{name}: {m[0].strip()}" for name, what in _MYST.items() for m in what.finditer(prose)]
+
+
 def reads_everywhere(notebook) -> list[str]:
     """The prose has nothing that Jupyter or Colab shows raw, the code nothing but Python."""
-    problems = []
-    for cell in _prose(notebook):
-        for pattern, name in ((_DIRECTIVE, "directive in a backtick fence"), (_ROLE, "role")):
-            problems += [f"{name}: {match[0].strip()}" for match in pattern.finditer(cell.source)]
+    said = [o.get("data", {}).get("text/markdown", "") for c in _code(notebook) for o in c.outputs]
+    prose = [cell.source for cell in _prose(notebook)]
+    problems = [problem for text in prose + said for problem in only_in_myst(text)]
     for number, cell in enumerate(_code(notebook), start=1):
         if _MAGIC.search(cell.source):
             problems.append(f"code cell {number} has a magic or a shell line")
@@ -117,6 +143,13 @@ def reads_everywhere(notebook) -> list[str]:
     if len(titles) != 1 or titles[0] is not notebook.cells[0]:
         problems.append("the first cell, and it alone, must have a title (# …)")
     return problems
+
+
+def captions_read_everywhere(notebook) -> list[str]:
+    """Every caption, which only MyST finds in the metadata, stands below its figure in Markdown."""
+    if with_captions(notebook.cells) != notebook.cells:
+        return ["a caption is not what stands below its figure: python tools/captions.py --write"]
+    return []
 
 
 def code_is_short(notebook) -> list[str]:
@@ -190,6 +223,7 @@ RULES = (
     ran_in_order,
     figures_are_described,
     reads_everywhere,
+    captions_read_everywhere,
     code_is_short,
     begins_with_setup,
     claims_have_anchors,

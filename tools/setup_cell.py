@@ -103,6 +103,12 @@ def write_into(path: Path) -> bool:
     return True
 
 
+def notebooks() -> list[Path]:
+    """Return every chapter, and every sheet with its students' version."""
+    folders = ("chapters", "assignments", "assignments/student")
+    return [path for folder in folders for path in sorted((ROOT / folder).glob("*.ipynb"))]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
@@ -110,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not parser.parse_args(arguments).write:
         print(setup_cell())
         return 0
-    for path in sorted([*ROOT.glob("chapters/*.ipynb"), *ROOT.glob("assignments/*.ipynb")]):
+    for path in notebooks():
         print(path, "written" if write_into(path) else "unchanged")
     return 0
 

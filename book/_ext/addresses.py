@@ -2,12 +2,15 @@
 
 `[project.urls]` there holds the two addresses, the site's (Homepage) and the repository's. From
 them come the buttons of the theme, canonical links, the card that a social network shows of a page,
-the sitemap, and the page for an address that does not exist.
+the sitemap, the page for an address that does not exist, and where a page has the line
+`% sheets on Colab`, the links that open the students' sheets.
 """
 
 from __future__ import annotations
 
 import html
+import json
+import re
 import sys
 from pathlib import Path
 from string import Template
@@ -27,6 +30,7 @@ NAME = "The Residual Stream"
 CARD = "_static/landing.png"
 CARD_ALT = "One sentence climbing through thirty layers: what the logit lens reads at each depth."
 LONGEST = 200
+SHEETS = re.compile(r"^% sheets on Colab$", re.MULTILINE)
 NOT_FOUND = Path(__file__).with_name("not_found.html")
 
 
@@ -36,6 +40,27 @@ def configure(app: Sphinx, config: Config) -> None:
     config.html_theme_options.update(
         repository_url=repository(), repository_branch=tag(), path_to_docs=""
     )
+
+
+def on_colab(path: str) -> str:
+    """Return the address that opens a notebook of the repository on Colab, at the tag."""
+    place = urlsplit(repository()).path.strip("/")
+    return f"https://colab.research.google.com/github/{place}/blob/{tag()}/{path}"
+
+
+def sheets() -> str:
+    """Return the links to the students' sheets in Markdown."""
+    links = []
+    for path in sorted(ROOT.glob("assignments/student/*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        title = "".join(cells[0]["source"]).splitlines()[0].removeprefix("# ")
+        links.append(f"- [{title}]({on_colab(path.relative_to(ROOT).as_posix())})")
+    return "\n".join(links)
+
+
+def link_sheets(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Put the links to the sheets where a page asks for them."""
+    source[0] = SHEETS.sub(lambda _: sheets(), source[0])
 
 
 def description(doctree: nodes.document) -> str:
@@ -105,6 +130,7 @@ def finish(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> dict:
     """Connect to Sphinx."""
     app.connect("config-inited", configure, priority=100)
+    app.connect("source-read", link_sheets)
     app.connect("html-page-context", describe)
     app.connect("build-finished", finish)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,12 +14,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _CASTS = (Tensor.to, Tensor.float, Tensor.type)
+#: A product of matrices takes both of one type; all other arithmetic finds the wider one itself.
+_PRODUCTS = (Tensor.matmul, torch.matmul)
 
 
 class Float64Throughout(TorchFunctionMode):
     """Inside this context nothing casts a float64 tensor down to float32.
 
-    Tensors of other types are left alone, so a float32 model runs as always.
+    Tensors of other types are left alone, so a float32 model runs as always. Only where a product
+    meets both is the float32 one widened: a model that casts two factors to float32 means one type.
 
     Example:
         >>> x = torch.ones(2, dtype=torch.float64)
@@ -44,4 +47,6 @@ class Float64Throughout(TorchFunctionMode):
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
         if wide and kwargs.get("dtype") is torch.float32:
             kwargs["dtype"] = torch.float64
+        if func in _PRODUCTS and {a.dtype for a in args} == {torch.float32, torch.float64}:
+            args = tuple(a.double() for a in args)
         return func(*args, **kwargs)
