@@ -402,7 +402,8 @@ def test_a_path_length_is_picked_by_key_and_pointer_for_each_model(opened):
     assert said.inner_text() == (
         "old: the paths through 2 branches are together 4,500 times as long as the whole gradient "
         "(6 at position 0). All paths up to this length, added up, miss it by 3,000 times its "
-        "length. The sizes for all lengths add up to 9,000 times the whole; the mean path enters 2.2 branches."
+        "length. The sizes for all lengths add up to 9,000 times the whole; the mean path enters "
+        "2.2 branches."
     )
     slider = root.get_by_role("slider", name="Branches on the path")
     slider.press("End")
