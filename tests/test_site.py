@@ -548,8 +548,8 @@ def test_every_widget_starts_and_its_control_changes_what_is_said(browser, serve
     page, troubles = open_view(browser, served, "phone")
     view = re.compile(r'<script type="application/vnd\.jupyter\.widget-view\+json"')
     moving = [n for n in pages if view.search((site / n).read_text(encoding="utf-8"))]
-    first = {f"chapters/{path.stem}.html" for path in CHAPTERS[:3]}
-    assert {*first, "book/intro.html"} <= set(moving)
+    chapters = {f"chapters/{path.stem}.html" for path in CHAPTERS}
+    assert {*chapters, "book/intro.html", "book/predictions.html"} <= set(moving)
     for path in moving:
         page.goto(f"{served}/{path}", wait_until="load")
         start = time.perf_counter()
@@ -575,5 +575,20 @@ def test_every_widget_starts_and_its_control_changes_what_is_said(browser, serve
             before = widget.get_by_role("status").inner_text()
             widget.get_by_role("checkbox").first.press("Space")
             assert widget.get_by_role("status").inner_text() != before
+    page.context.close()
+    assert troubles == []
+
+
+def test_what_is_predicted_in_a_chapter_is_listed_on_the_page_for_the_whole_book(browser, served):
+    page, troubles = open_view(browser, served, "light")
+    page.goto(f"{served}/chapters/{CHAPTERS[-1].stem}.html", wait_until="networkidle")
+    page.locator(".rs-widget").first.get_by_role("radio").first.check()
+    page.goto(f"{served}/book/predictions.html", wait_until="networkidle")
+    titles = page.locator(".rs-title")
+    assert titles.count() == len(CHAPTERS)
+    assert [text.split(" of ")[0][-1] for text in titles.all_inner_texts()[-2:]] == ["0", "1"]
+    assert page.locator(".rs-list li").count() == 1
+    titles.last.get_by_role("link").click()
+    page.wait_for_url(f"**/chapters/{CHAPTERS[-1].stem}.html")
     page.context.close()
     assert troubles == []

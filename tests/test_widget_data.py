@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 
+import looking_back
 import nbformat
 import pytest
 import torch
@@ -78,6 +80,21 @@ def test_the_files_are_as_the_tool_writes_them():
         text = (TARGET / f"{name}.json").read_text(encoding="utf-8")
         compact = json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
         assert text == compact + "\n"
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_every_prediction_of_a_chapter_has_a_box_and_its_last_list_names_them_all(path):
+    cells = nbformat.read(path, as_version=4).cells
+    asked = sum(cell.source.count("> **Prediction.**") for cell in cells)
+    boxes = [
+        found
+        for cell in cells
+        for found in re.findall(r'rs\.widgets\.predict\(\s*"([^"]+)"', cell.source)
+    ]
+    assert len(boxes) == asked
+    title, listed = looking_back.boxes(path)
+    assert listed == boxes
+    assert title.startswith(f"{int(path.stem[:2])} · ")
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)

@@ -10,12 +10,14 @@ from importlib.resources import files
 
 import anywidget
 import ipywidgets
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
 import residual_stream as rs
 from residual_stream.figures.style import PALETTE, PALETTE_DARK
+from residual_stream.path_gradients import PathGradients
 from residual_stream.superposition import ToyModels, ToyRecipe, train_toys
 from residual_stream.widgets.base import MAX_BYTES, MovableFigure, module_of
 
@@ -81,7 +83,8 @@ def test_the_state_that_a_page_stores_holds_all_that_the_widget_needs():
     json.dumps(state["data"], allow_nan=False)
 
 
-KINDS = ["packing", "prediction", "predictions", "ledger", "climb", "composition"]
+MOVING = ["packing", "ledger", "climb", "composition", "path_lengths", "variants"]
+KINDS = [*MOVING, "prediction", "predictions"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,7 +92,7 @@ def test_a_kind_carries_the_shared_part_and_its_own_and_no_other(kind):
     module = module_of(kind)
     assert "function frame(" in module and f"function {kind}(" in module
     assert module.count("export default") == 1
-    others = {"packing", "ledger", "climb", "composition"} - {kind}
+    others = set(MOVING) - {kind}
     assert not any(f"function {other}(" in module for other in others)
 
 
@@ -150,6 +153,101 @@ def test_the_composition_figure_sends_every_pair_that_can_compose_in_one_byte():
     ):
         with pytest.raises(ValueError, match=said):
             rs.widgets.composition(scores, **{"kind": "K", "baseline": (0.5, 0.1)} | change)
+
+
+def path_gradients(*sizes):
+    """Parts of these signed sizes along one direction, at position 0 the half, at another place."""
+    values = torch.tensor(sizes)[:, None, None, None] * torch.tensor([[0.5], [1.0]])
+    return PathGradients(values, values.sum(0), "sublayer", torch.ones(1, 1, 2))
+
+
+def test_the_path_lengths_say_what_the_split_holds_and_leave_position_0_out_of_it():
+    cancelling = path_gradients(1.0, -40.0, 41.0)  # they add up to 2
+    cancelling.values[0, :, 0] *= 3  # position 0 has another story
+    parts = {"a": path_gradients(3.0, 1.0), "b": cancelling}
+    figure = rs.widgets.path_lengths(parts, pictured=["a", "b"], start=("b", 1))
+    first, second = figure.data["frames"]
+    assert first == {
+        "name": "a", "size": [0.75, 0.25], "error": [0.25, 0.0], "first": [0.75, 0.25],
+        "ratio": 1.0, "mean": 0.2,
+    }  # fmt: skip
+    assert second["size"] == [0.5, 20.0, 20.0] and second["error"] == [0.5, 20.0, 0.0]
+    assert second["ratio"] == 41.0
+    assert second["first"] == [1.5, 20.0, 20.0]
+    assert figure.data["stride"] == 3 and figure.value == 4  # model b, paths of one branch
+    assert "b: the largest part of the gradient comes by paths of 1 branch and is 20 times" in (
+        repr(figure)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"parts": {}}, "no models are given"),
+        ({"pictured": ["b"]}, "no model 'b'"),
+        ({"pictured": []}, "0 models pictured"),
+        ({"start": ("a", 2)}, "no paths of 2 branches"),
+    ],
+)
+def test_path_lengths_that_cannot_be_shown_are_refused(change, said):
+    given = {"parts": {"a": path_gradients(3.0, 1.0)}, "pictured": ["a"], "start": ("a", 1)}
+    with pytest.raises(ValueError, match=said):
+        rs.widgets.path_lengths(**given | change)
+
+
+def test_paths_too_small_to_be_seen_are_not_drawn_and_not_told_apart():
+    parts = {"a": path_gradients(1.0, 3e-5, 0.5, 2e-5, 1e-5)}
+    (frame,) = rs.widgets.path_lengths(parts, pictured=["a"], start=("a", 0)).data["frames"]
+    assert len(frame["size"]) == 3 and frame["size"][1] == 0.0
+
+
+def grid(**changes):
+    """Two variants at two depths and two rates: one learns, the other does not or blows up."""
+    rows = [
+        {"task": "t", "variant": v, "n_layers": d, "rate": r, "losses": [2.5, last], "last": last,
+         "diverged": None}
+        for v, ends in {"pre-LN": (1.0, 1.1, 1.3, 1.2), "post-LN": (1.0, 1.0, 2.4, 2.45)}.items()
+        for (d, r), last in zip([(2, 0.01), (2, 0.1), (8, 0.01), (8, 0.1)], ends, strict=True)
+    ]  # fmt: skip
+    rows[-1] |= {"losses": [], "last": None, "diverged": 4}
+    return pd.DataFrame(rows).assign(**changes)
+
+
+GRID = {"best": 0.9, "guess": 2.5, "start": (8, 0.1), "top": 3.0}
+
+
+def test_the_variants_figure_holds_every_run_and_says_who_learned():
+    figure = rs.widgets.variants(grid(), **GRID)
+    data = figure.data
+    assert (data["depths"], data["rates"], figure.value) == ([2, 8], ["0.01", "0.1"], 3)
+    assert [(v["name"], v["colour"], v["dash"]) for v in data["variants"]] == [
+        ("pre-LN", "attn", ""),
+        ("post-LN", "mlp", ""),
+    ]
+    assert data["variants"][0]["runs"][1][0] == {
+        "losses": [2.5, 1.3],
+        "last": 1.3,
+        "diverged": None,
+    }
+    assert data["variants"][1]["runs"][1][1] == {"losses": [], "last": None, "diverged": 4}
+    assert repr(figure) == (
+        "With 8 layers, each at its best rate: pre-LN (1.20 nats); at no rate better than guessing "
+        "(2.5 nats): post-LN."
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "start", "said"),
+    [
+        (grid(task=["a"] * 7 + ["b"]), (8, 0.1), "pass one task"),
+        (grid()[:-1], (8, 0.1), r"0 runs of \('post-LN', 8, 0.1\)"),
+        (pd.concat([grid(), grid()[:1]]), (8, 0.1), "2 runs of"),
+        (grid(), (4, 0.1), r"start = \(4, 0.1\) is no run"),
+    ],
+)
+def test_runs_that_are_no_grid_are_refused(runs, start, said):
+    with pytest.raises(ValueError, match=said):
+        rs.widgets.variants(runs, **GRID | {"start": start})
 
 
 def test_script_and_style_name_no_other_host():
@@ -252,9 +350,20 @@ def test_a_box_that_cannot_be_answered_is_refused(name, options, answer, said):
 
 def test_a_list_of_predictions_needs_names():
     shelf = rs.widgets.predictions("bus", ["B1", "B2"])
-    assert shelf.data["names"] == ["bus/B1", "bus/B2"]
+    assert shelf.data["chapters"] == [{"title": "", "names": ["bus/B1", "bus/B2"]}]
     with pytest.raises(ValueError, match="no claims"):
         rs.widgets.predictions("bus", [])
+
+
+def test_looking_back_over_chapters_needs_boxes_in_each():
+    shelf = rs.widgets.look_back({"One": ["bus/B1"], "Two": ["a/A1"]}, links={"Two": "two.html"})
+    assert shelf.data["chapters"] == [
+        {"title": "One", "href": "", "names": ["bus/B1"]},
+        {"title": "Two", "href": "two.html", "names": ["a/A1"]},
+    ]
+    for chapters in ({}, {"One": []}):
+        with pytest.raises(ValueError, match="each with the names of its boxes"):
+            rs.widgets.look_back(chapters)
 
 
 def colours(block: str) -> dict[str, str]:
@@ -281,5 +390,5 @@ def test_the_stylesheet_has_the_colours_of_the_book_and_they_can_be_told_from_th
     for name, colour in (PALETTE, PALETTE_DARK)[theme].items():
         assert found[name.replace(" ", "-")] == colour
     assert contrast(found["ink"], found["ground"]) >= 7
-    for name in ("stream", "attn", "mlp", "embed", "other"):  # what widgets draw lines with
+    for name in ("stream", "attn", "mlp", "embed", "norm", "other"):  # what widgets draw lines with
         assert contrast(found[name], found["ground"]) >= 3, name

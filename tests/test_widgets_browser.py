@@ -17,6 +17,8 @@ import torch
 from ipywidgets.embed import embed_data
 
 import residual_stream as rs
+from residual_stream import runs
+from residual_stream.path_gradients import PathGradients
 from residual_stream.superposition import ToyRecipe, train_toys
 from test_site import AXE, PATIENCE, VIEWS, VIOLATIONS, browser, open_view, served  # noqa: F401
 
@@ -35,6 +37,8 @@ html_theme_options = {{"navbar_persistent": []}}
 nb_execution_mode = "off"
 nb_ipywidgets_js = {{"static_widgets.js": {{}}}}
 """
+COUNT = 10
+BEST, GUESS = 0.6, 2.485
 ALT = "Two panels: two arrows at a right angle, then five arrows as a pentagon, in a circle."
 
 
@@ -42,6 +46,19 @@ def scores():
     found = torch.full((3, 2, 3, 2), 0.5)
     found[0, 1, 2, 0], found[0, 0, 1, 1] = 2.0, 1.0
     return found
+
+
+def path_lengths():
+    """Two splits: one that adds up sensibly, one of five parts that cancel."""
+    parts = {}
+    for name, sizes in {
+        "new": [3.0, 1.0, 0.5],
+        "old": [1.0, -3000.0, 9000.0, -6000.0, 1.0],
+    }.items():
+        values = torch.tensor(sizes)[:, None, None, None] * torch.tensor([[0.5], [1.0]])
+        values[1, :, 0] *= 0.5  # position 0 is not like the other place
+        parts[name] = PathGradients(values, values.sum(0), "sublayer", torch.ones(1, 1, 2))
+    return rs.widgets.path_lengths(parts, pictured=["new", "old"], start=("old", 2))
 
 
 def widgets():
@@ -61,6 +78,13 @@ def widgets():
         rs.widgets.stored("ledger"),
         rs.widgets.stored("climb"),
         rs.widgets.composition(scores(), kind="K", baseline=(0.5, 0.1), start=(0, 1)),
+        path_lengths(),
+        rs.widgets.variants(
+            runs.stored("cures"), best=BEST, guess=GUESS, start=(24, 0.01), top=2.8
+        ),
+        rs.widgets.look_back(
+            {"Small": ["small/S2", "small/S5"], "Other": ["other/B1"]}, links={"Small": "#one"}
+        ),
     ]
 
 
@@ -111,7 +135,7 @@ def opened(browser, served, request):  # noqa: F811
         page, troubles = open_view(browser, served, view)
         page.set_default_timeout(PATIENCE)
         page.goto(f"{served}/index.html", wait_until="networkidle")
-        page.wait_for_function("document.querySelectorAll('.rs-widget').length === 7")
+        page.wait_for_function(f"document.querySelectorAll('.rs-widget').length === {COUNT}")
         pages.append((page, troubles))
         return page
 
@@ -182,7 +206,7 @@ def test_who_wants_no_motion_sees_none(browser, served):  # noqa: F811
 
 def test_a_widget_that_runs_hides_its_still_picture(opened):
     page = opened()
-    assert page.locator(".rs-still").count() == 7
+    assert page.locator(".rs-still").count() == COUNT
     assert not any(still.is_visible() for still in page.locator(".rs-still").all())
     assert page.locator("figure#fig-packing figcaption").is_visible()
 
@@ -193,7 +217,7 @@ def test_without_scripts_there_are_picture_and_sentence(browser, served):  # noq
     picture = page.locator("figure#fig-packing img")
     assert picture.is_visible() and picture.get_attribute("alt") == ALT
     sentences = page.locator(".rs-still-text")
-    assert sentences.count() == 7 and all(one.is_visible() for one in sentences.all())
+    assert sentences.count() == COUNT and all(one.is_visible() for one in sentences.all())
     assert "five of five are kept, as a pentagon" in sentences.nth(0).inner_text()
     assert "(b) about 71 %" in sentences.nth(1).inner_text()
     page.context.close()
@@ -206,7 +230,7 @@ def test_a_widget_that_cannot_start_leaves_the_picture(browser, served, site):  
     )
     page = browser.new_page()
     page.goto(f"{served}/broken.html", wait_until="networkidle")
-    page.wait_for_function("document.querySelectorAll('.rs-widget').length === 6")
+    page.wait_for_function(f"document.querySelectorAll('.rs-widget').length === {COUNT - 1}")
     assert page.locator("figure#fig-packing img").is_visible()
     page.close()
 
@@ -254,7 +278,7 @@ def test_one_looks_back_at_what_was_predicted(opened):
     page.get_by_role("radio", name="(a) all of it").nth(1).check()
     page.get_by_role("button", name="Compare with the result").nth(1).click()
     assert says(page, 3) == "You made 2 of 2 predictions; of 1 compared, 1 came out."
-    assert page.locator(".rs-list li").all_inner_texts() == [
+    assert page.locator(".rs-widget").nth(3).locator("li").all_inner_texts() == [
         "S2: you predict half; not compared yet.",
         "S5: you predicted all of it, and so it came out.",
     ]
@@ -369,6 +393,80 @@ def test_a_writing_head_is_picked_on_the_map_and_held_against_chance(opened):
     box = root.locator("canvas").bounding_box()
     page.mouse.click(box["x"] + 5, box["y"] + box["height"] * 0.25)
     assert says(page, 6).startswith("L0H1 writes")
+
+
+def test_a_path_length_is_picked_by_key_and_pointer_for_each_model(opened):
+    page = opened()
+    root = page.get_by_role("group", name="The gradient by path length")
+    said = root.get_by_role("status")
+    assert said.inner_text() == (
+        "old: the paths through 2 branches are together 4,500 times as long as the whole gradient "
+        "(6 at position 0). All paths up to this length, added up, miss it by 3,000 times its "
+        "length. The sizes for all lengths add up to 9,000 times the whole; the mean path enters "
+        "2.2 branches."
+    )
+    slider = root.get_by_role("slider", name="Branches on the path")
+    slider.press("End")
+    assert "added up, miss it by less than 0.0001 times" in said.inner_text()
+    slider.press("Home")
+    assert said.inner_text().startswith("old: the paths through no branch are together 0.5 times")
+    bar = root.locator(".rs-place").nth(1).bounding_box()
+    page.mouse.click(bar["x"] + bar["width"] / 2, bar["y"] + bar["height"] / 2)
+    assert "the paths through 1 branch are together 1,500 times" in said.inner_text()
+    assert slider.get_attribute("aria-valuetext") == "1"
+    assert root.locator("rect.rs-part").count() == 5
+    slider.press("End")
+    root.get_by_label("Model").select_option("0")
+    assert said.inner_text().startswith("new: the paths through 2 branches are together 0.11 times")
+    assert root.locator("rect.rs-part").count() == 3 and slider.get_attribute("max") == "2"
+    assert root.locator("svg").get_attribute("aria-hidden") == "true"
+
+
+def test_the_runs_of_a_depth_and_a_rate_are_told_from_each_other(opened):
+    page = opened()
+    root = page.get_by_role("group", name=re.compile("^Training runs"))
+    said = root.get_by_role("status")
+    grid = runs.stored("cures").set_index(["variant", "n_layers", "rate"])
+    assert said.inner_text().startswith(
+        "24 layers, learning rate 0.01. Best first: "
+        f"DeepNorm ({grid.loc[('DeepNorm', 24, 0.01)]['last']:.2f} nats), LayerScale"
+    )
+    assert "No better than guessing (2.48 nats): post-LN" in said.inner_text()
+    assert said.inner_text().endswith("Blew up: residual, at step 1.")
+    curves = root.locator("svg.rs-chart").nth(0).locator(".rs-run")
+    assert curves.count() == 8
+    root.get_by_role("radio", name="2", exact=True).check()
+    assert "2 layers, learning rate 0.01. Best first: residual" in said.inner_text()
+    assert "No better" not in said.inner_text() and "Blew up" not in said.inner_text()
+    root.get_by_role("slider", name="Learning rate").press("Home")
+    assert "2 layers, learning rate 0.001." in said.inner_text()
+    column = root.locator(".rs-place").nth(3).bounding_box()
+    page.mouse.click(column["x"] + column["width"] / 2, column["y"] + column["height"] / 2)
+    assert "2 layers, learning rate 0.03." in said.inner_text()
+    root.get_by_role("checkbox", name="residual").press("Space")
+    assert "residual" not in said.inner_text() and curves.count() == 7
+    for box in root.get_by_role("checkbox", checked=True).all()[::-1]:
+        box.uncheck()
+    assert said.inner_text().endswith("Tick a connection to see its run.")
+
+
+def test_one_looks_back_over_several_chapters(opened):
+    page = opened()
+    root = page.get_by_role("group", name="What you predicted, chapter by chapter")
+    assert root.locator(".rs-title").all_inner_texts() == ["Small · 0 of 2", "Other · 0 of 1"]
+    page.get_by_role("radio", name="(c) half").first.check()
+    assert root.locator(".rs-title").all_inner_texts() == ["Small · 1 of 2", "Other · 0 of 1"]
+    assert root.get_by_role("listitem").all_inner_texts() == [
+        "S2: you predict half; not compared yet."
+    ]
+    assert "You made 1 of 3 predictions" in root.get_by_role("status").inner_text()
+    assert root.get_by_role("link", name="Small").get_attribute("href") == "#one"
+    answer = {"picked": "b", "compared": True, "predicted": "less", "answer": "a", "found": "more"}
+    other = page.context.new_page()  # another window of the same browser
+    other.goto(page.url)
+    store = "([name, text]) => localStorage.setItem('residual-stream/prediction/' + name, text)"
+    other.evaluate(store, ["other/B1", json.dumps(answer)])
+    root.get_by_text("B1: you predicted less; it came out as more.").wait_for()
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -36,16 +36,20 @@ class StoredWidget(SphinxDirective):
         """Return the picture and the sentence, the place of the figure, and its state."""
         from residual_stream.widgets import stored
 
-        figure = stored(self.arguments[0])
-        state, model_id = state_of(figure)
-        still = nodes.container(classes=["rs-still"])
-        still += nodes.image(uri=self.options["image"], alt=self.options["alt"])
-        still += nodes.paragraph("", figure.sentence, classes=["rs-still-text"])
-        view = json.dumps({"version_major": 2, "version_minor": 0, "model_id": model_id})
-        place = nodes.container(classes=["rs-place"])
-        place += [still, script(VIEW, view), script(STATE, state)]
-        self.env.metadata[self.env.docname][MARK] = "yes"
-        return [place]
+        image = nodes.image(uri=self.options["image"], alt=self.options["alt"])
+        return [place(self, stored(self.arguments[0]), image)]
+
+
+def place(directive: SphinxDirective, figure, *images: nodes.image) -> nodes.container:
+    """Return the place of a figure on a directive's page, with what stands there till it runs."""
+    state, model_id = state_of(figure)
+    still = nodes.container(classes=["rs-still"])
+    still += [*images, nodes.paragraph("", figure.sentence, classes=["rs-still-text"])]
+    view = json.dumps({"version_major": 2, "version_minor": 0, "model_id": model_id})
+    held = nodes.container(classes=["rs-place"])
+    held += [still, script(VIEW, view), script(STATE, state)]
+    directive.env.metadata[directive.env.docname][MARK] = "yes"
+    return held
 
 
 def state_of(figure) -> tuple[str, str]:

@@ -10,9 +10,11 @@ from .base import MovableFigure
 from .climb import climb
 from .composition import composition
 from .ledger import ledger
-from .prediction import Prediction, predict, predictions
+from .path_lengths import path_lengths
+from .prediction import Prediction, look_back, predict, predictions
 from .shelf import shelved, stored
 from .sparsity import packing
+from .variants import variants
 
 __all__ = [
     "MovableFigure",
@@ -20,9 +22,12 @@ __all__ = [
     "climb",
     "composition",
     "ledger",
+    "look_back",
     "packing",
+    "path_lengths",
     "predict",
     "predictions",
     "shelved",
     "stored",
+    "variants",
 ]

@@ -19,7 +19,8 @@ _BOX = {
     "wrong": "You predicted {picked}. It came out as {answer}.",
 }
 _SHELF = {
-    "none": "You have not predicted anything in this chapter yet, or this browser keeps nothing.",
+    "none": "You have not predicted anything here yet, or this browser keeps nothing.",
+    "chapter": "· {made} of {all}",
     "some": "You made {made} of {all} predictions; of {compared} compared, {right} came out.",
     "open": "{name}: you predict {predicted}; not compared yet.",
     "right": "{name}: you predicted {predicted}, and so it came out.",
@@ -103,12 +104,50 @@ def predictions(chapter: str, claims: Sequence[str]) -> MovableFigure:
     """
     if not claims:
         raise ValueError("predictions: no claims are given; pass the names of the chapter's boxes")
+    names = [f"{chapter}/{claim}" for claim in claims]
     return MovableFigure(
         kind="predictions",
         label="What you predicted in this chapter",
         sentence=f"What you predicted in this chapter, for {', '.join(claims)}: it shows where "
         "scripts run.",
-        data={"names": [f"{chapter}/{claim}" for claim in claims], "words": _SHELF},
+        data={"chapters": [{"title": "", "names": names}], "words": _SHELF},
+    )
+
+
+def look_back(
+    chapters: Mapping[str, Sequence[str]], *, links: Mapping[str, str] | None = None
+) -> MovableFigure:
+    """Return a list of what the reader predicted in several chapters, and how it came out.
+
+    It can show what was kept by the same browser for the same site: answers given on Colab are
+    Colab's, and stay there.
+
+    Args:
+        chapters: Title to the names of its boxes, each ``"chapter/claim"``, in order.
+        links: Title to an address, for chapters that have one.
+
+    Raises:
+        ValueError: No chapters, or one without boxes.
+
+    Example:
+        >>> look_back({"1 · The bus": ["bus/B8"], "3 · Attribution": ["attribution/A3"]})
+        What you predicted in 1 · The bus, 3 · Attribution: it shows where scripts run.
+    """
+    if not chapters or not all(chapters.values()):
+        raise ValueError(
+            f"look_back: chapters = {dict(chapters)}; pass titles, each with the names of its boxes"
+        )
+    return MovableFigure(
+        kind="predictions",
+        label="What you predicted, chapter by chapter",
+        sentence=f"What you predicted in {', '.join(chapters)}: it shows where scripts run.",
+        data={
+            "chapters": [
+                {"title": title, "href": (links or {}).get(title, ""), "names": list(names)}
+                for title, names in chapters.items()
+            ],
+            "words": _SHELF,
+        },
     )
 
 

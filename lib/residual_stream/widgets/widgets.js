@@ -72,7 +72,19 @@ function slider(model, { label, values, moved = (index) => keep(model, "value", 
     input.setAttribute("aria-valuetext", values[index]);
     output.textContent = values[index];
   }
-  return { row, show };
+  // How far it goes: the frames of a figure may be fewer after a choice.
+  function last(index) {
+    input.max = index;
+  }
+  return { row, show, last };
+}
+
+// A labelled choice among texts.
+function choice(label, texts, chosen) {
+  const id = newId();
+  const select = make("select", { id }, ...texts.map((text, i) => make("option", { value: i }, text)));
+  select.addEventListener("change", () => chosen(Number(select.value)));
+  return { select, row: make("div", { class: "rs-pick" }, make("label", { for: id }, label), select) };
 }
 
 // Move numbers to where they should be, in a fifth of a second, or at once for who asked for that.
@@ -246,42 +258,47 @@ function prediction(model, el) {
   return () => stop.forEach((end) => end());
 }
 
-// What was predicted in a chapter, looked at again.
+// What was predicted in a chapter, or in several, looked at again.
 function predictions(model, el) {
-  const { names, words } = model.get("data");
+  const { chapters, words } = model.get("data");
   const { root, says, say } = frame(model, el);
-  const list = make("ul", { class: "rs-list" });
-  root.append(says, list);
+  const lists = make("div", {});
+  root.append(says, lists);
+
+  function line(name, record) {
+    const state = !record.compared ? "open" : record.picked === record.answer ? "right" : "wrong";
+    const said = { name: name.split("/").pop(), predicted: record.predicted, found: record.found };
+    return make("li", {}, fillIn(words[state], said));
+  }
 
   function show() {
-    const records = names.map((name) => [name, shelf.read(name)]).filter(([, r]) => r.picked);
-    const compared = records.filter(([, r]) => r.compared);
-    const right = compared.filter(([, r]) => r.picked === r.answer);
-    list.replaceChildren(
-      ...records.map(([name, r]) => {
-        const state = !r.compared ? "open" : r.picked === r.answer ? "right" : "wrong";
-        const said = { name: name.split("/").pop(), predicted: r.predicted, found: r.found };
-        return make("li", {}, fillIn(words[state], said));
+    const made = chapters.map(({ names }) => names.map((name) => [name, shelf.read(name)]).filter(([, r]) => r.picked));
+    lists.replaceChildren(
+      ...chapters.flatMap(({ title, href, names }, i) => {
+        const list = make("ul", { class: "rs-list" }, ...made[i].map(([name, record]) => line(name, record)));
+        if (!title) return [list];
+        const said = fillIn(words.chapter, { made: made[i].length, all: names.length });
+        return [make("p", { class: "rs-title" }, href ? make("a", { href }, title) : title, ` ${said}`), list];
       }),
     );
-    const numbers = { made: records.length, compared: compared.length, right: right.length, all: names.length };
+    const records = made.flat().map(([, record]) => record);
+    const compared = records.filter((record) => record.compared);
+    const right = compared.filter((record) => record.picked === record.answer);
+    const all = chapters.reduce((sum, { names }) => sum + names.length, 0);
+    const numbers = { made: records.length, compared: compared.length, right: right.length, all };
     say(fillIn(words[records.length ? "some" : "none"], numbers));
   }
 
   show();
   window.addEventListener(SHELF, show);
-  return () => window.removeEventListener(SHELF, show);
+  window.addEventListener("storage", show); // another window of this browser
+  return () => {
+    window.removeEventListener(SHELF, show);
+    window.removeEventListener("storage", show);
+  };
 }
 
 // ==== ledger: a prediction's shares, writes switched off, the guess beside the model's word
-
-// A labelled choice among texts.
-function choice(label, texts, chosen) {
-  const id = newId();
-  const select = make("select", { id }, ...texts.map((text, i) => make("option", { value: i }, text)));
-  select.addEventListener("change", () => chosen(Number(select.value)));
-  return { select, row: make("div", { class: "rs-pick" }, make("label", { for: id }, label), select) };
-}
 
 function ledger(model, el) {
   const { words, cases } = model.get("data");
@@ -540,4 +557,189 @@ function composition(model, el) {
   });
   paint();
   return () => { themes.disconnect(); end(); };
+}
+
+// ==== path_lengths: the gradient by the length of the paths that it came by
+
+function path_lengths(model, el) {
+  const { words, floor, stride, frames } = model.get("data");
+  const { root, says, say } = frame(model, el);
+  const now = () => {
+    const which = Math.floor(model.get("value") / stride);
+    return [which, Math.min(model.get("value") % stride, frames[which].size.length - 1)];
+  };
+  const put = (which, length) => keep(model, "value", which * stride + length);
+  const models = choice(words.model, frames.map((f) => f.name), (i) => put(i, now()[1]));
+  const counts = Array.from({ length: stride }, (_, i) => `${i}`);
+  const length = slider(model, { label: words.length, values: counts, moved: (i) => put(now()[0], i) });
+  const [wide, high, left, bottom] = [narrow(el) ? 330 : 640, narrow(el) ? 230 : 250, 48, 24];
+  const chart = draw("svg", { class: "rs-chart", viewBox: `0 0 ${wide} ${high}`, "aria-hidden": "true" });
+  const key = (kind, text) => make("span", { class: "rs-key" }, make("span", { class: `rs-mark rs-${kind}` }), ` ${text}`);
+  const keys = make("p", { class: "rs-scale" }, key("part", words.parts), key("zeroth", words.first), key("error", words.error));
+  root.append(models.row, length.row, says, chart, make("p", { class: "rs-scale" }, words.axis), keys);
+
+  // One axis for all models, so that they can be compared.
+  const all = frames.flatMap((f) => [...f.size, ...f.error, ...f.first]);
+  const [low, most] = [Math.log10(floor), Math.ceil(Math.log10(Math.max(1, ...all)))];
+  const y = (value) => 6 + ((high - bottom - 6) * (most - Math.log10(Math.max(value, floor)))) / (most - low);
+  const amount = (value) => {
+    if (value < floor) return fillIn(words.least, { floor });
+    return Number(value.toPrecision(2)).toLocaleString("en", { maximumFractionDigits: 6 });
+  };
+  let [built, bars, dots] = [-1, [], []];
+
+  function build(which) {
+    const { size, error, first } = frames[which];
+    const step = (wide - left - 8) / size.length;
+    const x = (m) => left + (m + 0.5) * step;
+    const ticks = [];
+    for (let power = low; power <= most; power += 1) {
+      const at = y(10 ** power);
+      ticks.push(draw("line", { class: power ? "rs-tick" : "rs-tick rs-whole", x1: left, x2: wide, y1: at, y2: at }));
+      if ((power - low) % 2 === 0) {
+        const text = (10 ** power).toLocaleString("en", { maximumFractionDigits: 6 });
+        ticks.push(draw("text", { class: "rs-axis rs-end", x: left - 5, y: at + 4 }, text));
+      }
+    }
+    const every = size.length > 12 ? (narrow(el) ? 10 : 5) : 1;
+    size.forEach((_, m) => {
+      if (m % every === 0) ticks.push(draw("text", { class: "rs-axis rs-mid", x: x(m), y: high - 6 }, `${m}`));
+    });
+    bars = size.map((value, m) => {
+      const bar = draw("rect", {
+        class: "rs-part", x: x(m) - 0.4 * step, width: 0.8 * step, y: y(value), height: Math.max(0.5, high - bottom - y(value)),
+      });
+      const place = draw("rect", { class: "rs-place", x: x(m) - 0.5 * step, width: step, y: 0, height: high - bottom });
+      place.addEventListener("click", () => put(now()[0], m));
+      return { bar, place };
+    });
+    const radius = Math.max(1.5, Math.min(3.5, 0.22 * step));
+    const zeroth = first.map((value, m) => draw("circle", { class: "rs-zeroth", cx: x(m), cy: y(value), r: radius }));
+    const line = draw("polyline", { class: "rs-error", points: error.map((value, m) => `${x(m).toFixed(1)},${y(value).toFixed(1)}`).join(" ") });
+    dots = error.map((value, m) => draw("circle", { class: "rs-error", cx: x(m), cy: y(value), r: 4 }));
+    chart.replaceChildren(...ticks, ...bars.map((b) => b.bar), ...zeroth, line, ...dots, ...bars.map((b) => b.place));
+    length.last(size.length - 1);
+    models.select.value = which;
+    built = which;
+  }
+
+  return follow(model, "value", () => {
+    const [which, m] = now();
+    if (built !== which) build(which);
+    length.show(m);
+    const { name, size, error, first, ratio, mean } = frames[which];
+    bars.forEach(({ bar }, i) => {
+      bar.classList.toggle("rs-later", i > m);
+      bar.classList.toggle("rs-chosen", i === m);
+    });
+    dots.forEach((dot, i) => { dot.style.visibility = i === m ? "visible" : "hidden"; });
+    say(fillIn(words.says, {
+      model: name, length: fillIn([words.none, words.one][m] || words.many, { count: m }),
+      size: amount(size[m]), first: amount(first[m]), error: amount(error[m]), ratio: amount(ratio), mean,
+    }));
+  });
+}
+
+// ==== variants: training runs by residual connection, depth and learning rate
+
+function variants(model, el) {
+  const { words, depths, rates, stride, best, guess, learned, top, variants: kinds } = model.get("data");
+  const { root, says, say } = frame(model, el);
+  const now = () => [Math.floor(model.get("value") / rates.length), model.get("value") % rates.length];
+  const put = (depth, rate) => keep(model, "value", depth * rates.length + rate);
+  const look = ({ colour, dash }) => ({ style: `stroke: var(--rs-${colour.replace(" ", "-")})`, "stroke-dasharray": dash || "none" });
+
+  const group = newId();
+  const radios = depths.map((depth, i) => {
+    const input = make("input", { type: "radio", name: group, value: i });
+    input.addEventListener("change", () => put(i, now()[1]));
+    return { input, label: make("label", { class: "rs-choice" }, input, make("span", {}, `${depth}`)) };
+  });
+  const rate = slider(model, { label: words.rate, values: rates, moved: (i) => put(now()[0], i) });
+  const boxes = kinds.map((kind) => {
+    const input = make("input", { type: "checkbox" });
+    input.checked = true;
+    input.addEventListener("change", show);
+    const sample = draw("svg", { class: "rs-sample", viewBox: "0 0 26 10", "aria-hidden": "true" },
+      draw("line", { class: "rs-run", x1: 0, x2: 26, y1: 5, y2: 5, ...look(kind) }));
+    return { input, label: make("label", { class: "rs-choice rs-small" }, input, sample, make("span", {}, kind.name)) };
+  });
+
+  const [wide, high, left, bottom] = [330, 230, 34, 36];
+  const chart = () => draw("svg", { class: "rs-chart rs-half", viewBox: `0 0 ${wide} ${high}`, "aria-hidden": "true" });
+  const [curves, ends] = [chart(), chart()];
+  root.append(
+    make("fieldset", {}, make("legend", {}, words.depth), ...radios.map((r) => r.label)), rate.row, says,
+    make("div", { class: "rs-side" }, curves, ends),
+    make("fieldset", {}, make("legend", { class: "rs-spoken" }, words.variants), ...boxes.map((b) => b.label)),
+  );
+
+  const last = Math.max(...kinds.flatMap((kind) => kind.runs.flat().map((run) => run.losses.length)));
+  const low = Math.floor(10 * best - 1) / 10;
+  const y = (loss) => 20 + ((high - bottom - 20) * (top - Math.min(loss ?? top, top))) / (top - low);
+  const xStep = (i) => left + ((wide - left - 6) * (i + 1)) / last;
+  const xRate = (i) => left + ((wide - left) * (i + 0.5)) / rates.length;
+
+  function ground(name, label, ticks) {
+    const lines = [[best, words.best], [guess, words.guess]].flatMap(([loss, text]) => [
+      draw("line", { class: "rs-tick rs-whole", x1: left, x2: wide, y1: y(loss), y2: y(loss) }),
+      draw("text", { class: "rs-axis rs-end", x: wide - 2, y: y(loss) - 3 }, text),
+    ]);
+    const numbers = [draw("text", { class: "rs-axis rs-end", x: left - 5, y: y(top) + 4 }, `≥${top}`)];
+    for (let loss = Math.ceil(2 * low) / 2; loss < top - 0.2; loss += 0.5) {
+      numbers.push(draw("text", { class: "rs-axis rs-end", x: left - 5, y: y(loss) + 4 }, loss.toFixed(1)));
+    }
+    return [
+      ...lines, ...numbers,
+      draw("line", { class: "rs-zero", x1: left, x2: wide, y1: high - bottom, y2: high - bottom }),
+      ...ticks.map(([x, text]) => draw("text", { class: "rs-axis rs-mid", x, y: high - bottom + 14 }, text)),
+      draw("text", { class: "rs-axis rs-mid", x: (left + wide) / 2, y: high - 5 }, name),
+      draw("text", { class: "rs-axis", x: 2, y: 9 }, label),
+    ];
+  }
+
+  const line = (points, kind) => draw("polyline", {
+    class: "rs-run", points: points.map(([x, at]) => `${x.toFixed(1)},${at.toFixed(1)}`).join(" "), ...look(kind),
+  });
+
+  function show() {
+    const [d, r] = now();
+    radios.forEach(({ input }, i) => { input.checked = i === d; });
+    rate.show(r);
+    const ticked = kinds.filter((_, i) => boxes[i].input.checked);
+    const steps = [0, 1, 2, 3].map((i) => Math.round((i * last) / 3)).filter(Boolean);
+    curves.replaceChildren(
+      ...ground(words.steps, words.loss, steps.map((i) => [xStep(i - 1) - 6, `${i * stride}`])),
+      ...ticked.map((kind) => line(kind.runs[d][r].losses.map((loss, i) => [xStep(i), y(loss)]), kind)),
+    );
+    const places = rates.map((_, i) => {
+      const place = draw("rect", { class: "rs-place", x: xRate(i) - (wide - left) / rates.length / 2, width: (wide - left) / rates.length, y: 0, height: high });
+      place.addEventListener("click", () => put(now()[0], i));
+      return place;
+    });
+    ends.replaceChildren(
+      draw("rect", { class: "rs-column", x: xRate(r) - 20, width: 40, y: 0, height: high - bottom }),
+      ...ground(words.rates, words.last, rates.map((text, i) => [xRate(i), text])),
+      ...ticked.flatMap((kind) => {
+        const points = rates.map((_, i) => [xRate(i), y(kind.runs[d][i].last)]);
+        const dots = points.map(([cx, cy]) => draw("circle", { cx, cy, r: 3, style: `fill: var(--rs-${kind.colour.replace(" ", "-")})` }));
+        return [line(points, kind), ...dots];
+      }),
+      ...places,
+    );
+    const runs = ticked.map((kind) => ({ name: kind.name, ...kind.runs[d][r] }));
+    const well = runs.filter((run) => run.last !== null && run.last < learned).sort((a, b) => a.last - b.last);
+    const idle = runs.filter((run) => run.last !== null && run.last >= learned);
+    const blown = runs.filter((run) => run.last === null);
+    const listed = (some, text) => some.map((run) => fillIn(text, { ...run, last: run.last?.toFixed(2), step: run.diverged })).join(", ");
+    const where = fillIn(words.where, { depth: depths[d], rate: rates[r] });
+    const said = [
+      well.length ? fillIn(words.learned, { names: listed(well, words.one) }) : "",
+      idle.length ? fillIn(words.guessing, { guess: guess.toFixed(2), names: listed(idle, words.one) }) : "",
+      blown.length ? fillIn(words.blown, { names: listed(blown, words.step) }) : "",
+    ];
+    say(`${where}${runs.length ? said.join("") : words.none}`.trim());
+  }
+
+  return follow(model, "value", show);
 }
