@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from course.confine import FIRST_UID, Limits, members
+from course.confine import Limits, members
 from course.feedback import read_by_hand
 from course.grade import GradeError, grade
 from course.plain import NotPlain, frame, frames
@@ -55,9 +55,9 @@ def by_student(records):
     return {record["student"]: record for record in records}
 
 
-def batch(folder, out, **options):
+def batch(folder, out, pool, **options):
     """Grade a folder for the sheet of these tests."""
-    return by_student(grade(folder, out, sheet=SHEET, say=silent, **options))
+    return by_student(grade(folder, out, sheet=SHEET, say=silent, pool=pool, **options))
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +67,18 @@ def sheet():
 
 
 @pytest.fixture(scope="module")
-def protected():
-    """What holds on this machine; without it there is nothing to test, but CI has to have it."""
+def pool():
+    """One clean process for all batches of these tests: each would spend seconds importing."""
     if sys.platform != "linux":
         pytest.skip("notebooks are graded on Linux")
-    with Pool(places=1) as pool:
-        state = measure(pool, [ASSIGNMENTS])
+    with Pool(places=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def protected(pool):
+    """What holds on this machine; without it there is nothing to test, but CI has to have it."""
+    state = measure(pool, [ASSIGNMENTS])
     if state.missing and not os.environ.get("CI"):
         pytest.skip(f"not protected on this machine: {state.missing}")
     assert not state.missing, str(state)
@@ -80,7 +86,7 @@ def protected():
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory, sheet, protected):
+def attacked(tmp_path_factory, sheet, pool, protected):
     """A batch of every attack with honest work beside it, and what was outside before."""
     base = tmp_path_factory.mktemp("attacked")
     folder, out, canary = base / "in", base / "out", base / "canary.txt"
@@ -116,7 +122,7 @@ def attacked(tmp_path_factory, sheet, protected):
             write(folder, f"{name} twin.ipynb", notebook("1"))
         write(folder, "deep/down/points.csv", "student,points\nme,20\n")
         before = {path: path.stat().st_mtime_ns for path in outside(folder)}
-        records = batch(folder, out, limits=FAST)
+        records = batch(folder, out, pool, limits=FAST)
         stop.set()
         thread.join()
     return folder, out, canary, heard, before, records
@@ -152,12 +158,10 @@ def test_no_attack_touches_anything_outside_its_folder(attacked):
 
 
 @pytest.mark.slow
-def test_no_attack_leaves_a_process_behind(attacked):
+def test_no_attack_leaves_a_process_behind(attacked, pool):
     if os.geteuid() != 0:
         pytest.skip("without root the processes cannot be told apart by user id")
-    with Pool(places=1) as pool:  # takes the first id that is free
-        uids = [FIRST_UID, *pool.uids]
-    assert [p for uid in uids for p in members(uid, None)] == []
+    assert [p for uid in pool.uids for p in members(uid, None)] == []
 
 
 @pytest.mark.slow
@@ -188,13 +192,15 @@ def test_the_batch_ends_what_goes_on_for_too_long(attacked):
 
 
 @pytest.mark.slow
-def test_a_damaged_notebook_is_graded_for_what_it_holds_or_reported(tmp_path, sheet, protected):
+def test_a_damaged_notebook_is_graded_for_what_it_holds_or_reported(
+    tmp_path, sheet, pool, protected
+):
     cases = {k: v for k, v in damaged(sheet).items() if FULL or k in SOME_DAMAGE}
     for name, (text, _) in cases.items():
         path = tmp_path / "in" / f"{name}.ipynb"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    records = batch(tmp_path / "in", tmp_path / "out", limits=ROOM)
+    records = batch(tmp_path / "in", tmp_path / "out", pool, limits=ROOM)
     for name, (_, expected) in cases.items():
         record = records[name]
         if expected is None:
@@ -204,7 +210,7 @@ def test_a_damaged_notebook_is_graded_for_what_it_holds_or_reported(tmp_path, sh
 
 
 @pytest.mark.slow
-def test_a_batch_that_was_killed_goes_on_where_it_was(tmp_path, sheet, protected):
+def test_a_batch_that_was_killed_goes_on_where_it_was(tmp_path, sheet, pool, protected):
     folder, out = tmp_path / "in", tmp_path / "out"
     for number in range(10):
         write(folder, f"student {number}.ipynb", notebook("import time; time.sleep(0.3)"))
@@ -228,7 +234,9 @@ def test_a_batch_that_was_killed_goes_on_where_it_was(tmp_path, sheet, protected
     done = {path: path.stat().st_mtime_ns for path in (out / "results").glob("*.json")}
     assert 3 <= len(done) < 10
     said = []
-    records = grade(folder, out, sheet=SHEET, limits=FAST, say=lambda line: said.append(str(line)))
+    records = grade(
+        folder, out, sheet=SHEET, limits=FAST, pool=pool, say=lambda line: said.append(str(line))
+    )
     assert said[0] == f"10 submissions: {len(done)} have their results, {10 - len(done)} to grade"
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert [record["student"] for record in records] == [f"student {n}" for n in range(10)]
@@ -237,11 +245,13 @@ def test_a_batch_that_was_killed_goes_on_where_it_was(tmp_path, sheet, protected
 
 
 @pytest.mark.slow
-def test_what_has_changed_is_graded_again_and_hand_marks_are_kept(tmp_path, sheet, protected):
+def test_what_has_changed_is_graded_again_and_hand_marks_are_kept(
+    tmp_path, sheet, pool, protected
+):
     folder, out = tmp_path / "in", tmp_path / "out"
     write(folder, "ada.ipynb", answers(sheet, 0))
     write(folder, "bob.ipynb", notebook("x = 1"))
-    first = batch(folder, out, limits=ROOM)
+    first = batch(folder, out, pool, limits=ROOM)
     manual = [q.name for q in sheet.questions if q.manual]
     assert first["ada"]["marks"][-1]["points"] is None and points(first["bob"]) == 0
     table = out / "by_hand.csv"
@@ -252,7 +262,7 @@ def test_what_has_changed_is_graded_again_and_hand_marks_are_kept(tmp_path, shee
     with table.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
     write(folder, "bob.ipynb", answers(sheet, 1))
-    second = batch(folder, out, limits=ROOM)
+    second = batch(folder, out, pool, limits=ROOM)
     assert points(second["bob"]) == full_marks(sheet)
     assert read_by_hand(table) == {("ada", manual[0]): 2.5}
     with (out / "points.csv").open() as file:
@@ -289,6 +299,9 @@ def test_the_measure_sees_a_protection_that_is_missing(tmp_path):
     class Open(Pool):
         """A pool whose process was not confined at all."""
 
+        def __init__(self):
+            self.uids, self.namespaces = [], False
+
         def run(self, job, limits):
             from course.pool import Answer
 
@@ -301,8 +314,7 @@ def test_the_measure_sees_a_protection_that_is_missing(tmp_path):
                 Path(path).touch()
             return Answer("finished", 0.1, {"found": {"given": found}})
 
-    with Open(places=1) as pool:
-        state = measure(pool, [tmp_path])
+    state = measure(Open(), [tmp_path])
     assert set(state.missing) == set(PROTECTIONS)
 
 

@@ -7,6 +7,7 @@ sheet has changed since; nothing is lost, nothing is graded twice.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -45,6 +46,7 @@ def grade(
     limits: Limits | None = None,
     allowed: Sequence[str] = (),
     again: bool = False,
+    pool: Pool | None = None,
     say: Any = print,
 ) -> list[dict[str, Any]]:
     """Grade every notebook of a folder; return the records, sorted by student.
@@ -53,10 +55,11 @@ def grade(
         folder: The submissions. Nothing is written here.
         out: Where results, pages and tables go.
         sheet: The sheet they answer; None finds it out for each from the names it defines.
-        places: Submissions at a time.
+        places: Submissions at a time; those of `pool`, if it is given.
         limits: Of each submission.
         allowed: Protections that may be missing.
         again: Whether to grade again what did not run to its end.
+        pool: Where submissions run, if one is running already; it stays open. None starts one.
         say: Prints a line of progress.
 
     Raises:
@@ -87,12 +90,14 @@ def grade(
         todo = [s for s in batch if s.key not in done]
         say(f"{len(batch)} submissions: {len(done)} have their results, {len(todo)} to grade")
         if todo:
-            with Pool(places=places) as pool:
-                state = measure(pool, [ASSIGNMENTS, out, folder])
+            with contextlib.nullcontext(pool) if pool else Pool(places=places) as running:
+                state = measure(running, [ASSIGNMENTS, out, folder])
                 say(state)
                 require(state, allowed)
-                with ThreadPoolExecutor(places) as threads:
-                    tasks = [threads.submit(_one, s, known, pool, limits, seed, out) for s in todo]
+                with ThreadPoolExecutor(len(running.uids)) as threads:
+                    tasks = [
+                        threads.submit(_one, s, known, running, limits, seed, out) for s in todo
+                    ]
                     for count, task in enumerate(as_completed(tasks), 1):
                         record = task.result()
                         done[record["key"]] = record
