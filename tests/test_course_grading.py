@@ -245,9 +245,7 @@ def test_a_batch_that_was_killed_goes_on_where_it_was(tmp_path, sheet, pool, pro
 
 
 @pytest.mark.slow
-def test_what_has_changed_is_graded_again_and_hand_marks_are_kept(
-    tmp_path, sheet, pool, protected
-):
+def test_what_has_changed_is_graded_again_and_hand_marks_are_kept(tmp_path, sheet, pool, protected):
     folder, out = tmp_path / "in", tmp_path / "out"
     write(folder, "ada.ipynb", answers(sheet, 0))
     write(folder, "bob.ipynb", notebook("x = 1"))
