@@ -23,6 +23,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from residual_stream.cache import cache_dir
+
 from . import feedback, judge
 from .confine import Limits
 from .pool import Pool, PoolError
@@ -94,6 +96,11 @@ def grade(
                 state = measure(running, [ASSIGNMENTS, out, folder])
                 say(state)
                 require(state, allowed)
+                if not running.cache:
+                    say(
+                        f"cells that load the real model will fail: {cache_dir()} is for its owner "
+                        "only; set RESIDUAL_STREAM_CACHE to a folder that all can read"
+                    )
                 with ThreadPoolExecutor(len(running.uids)) as threads:
                     tasks = [
                         threads.submit(_one, s, known, running, limits, seed, out) for s in todo
@@ -281,7 +288,7 @@ def main(arguments: list[str]) -> int:
             allowed=chosen.allowed, again=chosen.again,
             say=lambda line: print(line, flush=True),
         )  # fmt: skip
-    except (GradeError, Unprotected, ValueError) as error:
+    except (GradeError, Unprotected, PoolError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     print(summary(records, out, since))
