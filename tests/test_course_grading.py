@@ -199,7 +199,8 @@ def test_a_damaged_notebook_is_graded_for_what_it_holds_or_reported(
     for name, (text, _) in cases.items():
         path = tmp_path / "in" / f"{name}.ipynb"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        encoding = "utf-16-le" if name == "UTF-16" else "utf-8"
+        path.write_bytes(text.encode(encoding, "surrogatepass"))
     records = batch(tmp_path / "in", tmp_path / "out", pool, limits=ROOM)
     for name, (_, expected) in cases.items():
         record = records[name]
@@ -268,10 +269,32 @@ def test_what_has_changed_is_graded_again_and_hand_marks_are_kept(tmp_path, shee
     assert float(ada["points"]) == full_marks(sheet) + 2.5 and ada[manual[0]] == "2.5"
 
 
-def test_hand_marks_beyond_the_question_are_refused(tmp_path):
+@pytest.mark.parametrize("points", ["4", "-1", "nan", "many"])
+def test_hand_marks_beyond_the_question_are_refused(tmp_path, points):
     table = tmp_path / "by_hand.csv"
-    table.write_text("student,question,out_of,points,text\nada,plan,3,4,x\n")
-    with pytest.raises(ValueError, match=r"line 2: points '4'; from 0 to 3"):
+    table.write_text(f"student,question,out_of,points,text\nada,plan,3,{points},x\n")
+    with pytest.raises(ValueError, match=rf"'ada': points '{points}'; from 0 to 3"):
+        read_by_hand(table)
+
+
+@pytest.mark.parametrize(("comma", "half"), [(",", "2.5"), (";", "2,5"), ("\t", "2,5")])
+def test_hand_marks_are_read_as_a_spreadsheet_saves_them(tmp_path, comma, half):
+    rows = [
+        ["student", "question", "out_of", "points", "text"],
+        ["ada; x", "plan", "3", half, "one,\ntwo; three"], ["'=bob", "plan", "3", "", "x"],
+    ]  # fmt: skip
+    with (tmp_path / "by_hand.csv").open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=comma, lineterminator="\r\n").writerows(rows)
+    assert read_by_hand(tmp_path / "by_hand.csv") == {("ada; x", "plan"): 2.5}
+
+
+def test_a_table_of_hand_marks_that_lost_a_column_or_its_letters_is_refused_by_name(tmp_path):
+    table = tmp_path / "by_hand.csv"
+    table.write_text("student,question,points\nada,plan,3\n")
+    with pytest.raises(ValueError, match=r"by_hand.csv: no column out_of"):
+        read_by_hand(table)
+    table.write_bytes("student,question,out_of,points\nZoë,plan,3,2\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="CSV UTF-8"):
         read_by_hand(table)
 
 

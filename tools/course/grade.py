@@ -250,9 +250,12 @@ def summary(records: list[dict[str, Any]], out: Path, since: float) -> str:
     lines = [f"{len(records)} submissions in {time.monotonic() - since:.0f} s: {out}/points.csv"]
     lines += [f"  not graded: {r['student']!a}: {r['reported']}" for r in reported]
     lines += [f"  ended early: {r['student']!a}: {r['ending']}" for r in early]
-    waiting = sum(bool(mark["text"]) for r in records for mark in r["marks"])
+    by_hand = feedback.read_by_hand(out / "by_hand.csv")
+    texts = [(r["student"], mark["name"]) for r in records for mark in r["marks"] if mark["text"]]
+    waiting = sum(text not in by_hand for text in texts)
     if waiting:
-        lines.append(f"  {waiting} texts to read: fill in `points` in {out}/by_hand.csv, run again")
+        what = "1 text" if waiting == 1 else f"{waiting} texts"
+        lines.append(f"  {what} to read: fill in `points` in {out}/by_hand.csv, run again")
     return "\n".join(lines)
 
 
