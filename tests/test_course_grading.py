@@ -11,17 +11,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from course.confine import Limits, members
+from course.confine import Limits, members, out_of_reach
 from course.feedback import read_by_hand
 from course.grade import GradeError, grade
 from course.plain import NotPlain, frame, frames
-from course.pool import Pool
+from course.pool import Pool, PoolError
 from course.protections import PROTECTIONS, Protections, Unprotected, measure, require
 from course.sheet import ASSIGNMENTS, ROOT, read_sheet
 from course.submissions import find
@@ -132,6 +133,10 @@ def outside(folder):
     """Files that an attack might change: the submissions, the sheets, the library."""
     places = [folder, ASSIGNMENTS, ROOT / "lib"]
     return [path for place in places for path in place.rglob("*") if path.is_file()]
+
+
+def test_there_are_twenty_attacks_and_some_of_each_kind_in_the_short_form():
+    assert len(set(HOSTILE.values())) >= 20 and set(SHORT) < set(HOSTILE)
 
 
 @pytest.mark.slow
@@ -349,6 +354,21 @@ def test_protections_hold_here_without_namespaces_too(protected):
     with Pool(places=1, namespaces=False) as pool:
         state = measure(pool, [ASSIGNMENTS])
     assert not state.missing, str(state)
+
+
+def test_programs_that_a_notebook_could_not_read_are_refused_by_name():
+    if os.geteuid() != 0:
+        pytest.skip("only root gives notebooks a user id of their own")
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        top, inside = Path(folder), Path(folder, "closed", "in")
+        inside.mkdir(parents=True)
+        for path, mode in ((top, 0o755), (inside.parent, 0o700)):
+            path.chmod(mode)
+        asked = [str(inside), str(top), str(top / "nowhere")]
+        assert [path for path in out_of_reach(asked) if path in asked] == [str(inside)]
+    if sys.base_prefix in out_of_reach([]):
+        with pytest.raises(PoolError, match=f"cannot read .*{re.escape(sys.base_prefix)}"):
+            Pool(places=1, namespaces=False)
 
 
 def test_plain_data_comes_back_as_it_went_and_nothing_else_goes():

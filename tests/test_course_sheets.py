@@ -240,6 +240,21 @@ def test_every_sheet_begins_with_the_setup_cell(name):
     assert not any("pip" in cell.source or "otter" in cell.source for cell in cells[1:])
 
 
+@pytest.mark.parametrize("name", SHEETS)
+def test_every_sheet_measures_on_what_is_drawn_for_the_student(name):
+    text = "\n".join(c.source for c in student(read_sheet(name)).cells if c.cell_type == "code")
+    assert "rs.checks.draw(" in text
+
+
+def test_what_is_drawn_for_a_student_is_the_same_everywhere_and_another_for_nearly_everybody():
+    drawn = rs.checks.draw("Ada  Lovelace")
+    assert (drawn.passages, drawn.layers) == (("letter", "dialogue"), (6, 12, 22))
+    assert drawn == rs.checks.draw(" ada lovelace ")
+    assert len({rs.checks.draw(f"student {number}") for number in range(200)}) > 190
+    with pytest.raises(ValueError, match="an empty name"):
+        rs.checks.draw("  ")
+
+
 def test_the_library_holds_no_answer():
     files = [p for p in (ROOT / "lib").rglob("*") if p.suffix in (".py", ".json")]
     text = "\n".join(path.read_text("utf-8") for path in files)
