@@ -120,6 +120,33 @@ def damaged(sheet: Sheet) -> dict[str, tuple[str, float | None]]:
             {"source": "\ud800 = "},
         ]
 
+    def backwards(copy: dict[str, Any]) -> None:
+        code = [cell for cell in copy["cells"] if cell["cell_type"] == "code"]
+        copy["cells"] = [*code[1:][::-1], code[0]]  # imports last
+
+    def before_first(text: str) -> Any:
+        def change(copy: dict[str, Any]) -> None:
+            at = next(i for i, c in enumerate(copy["cells"])
+                      if f"def {first.name}(" in "".join(c["source"]))  # fmt: skip
+            copy["cells"].insert(at, {"cell_type": "code", "source": text, "metadata": {}})
+
+        return change
+
+    def quoted(copy: dict[str, Any]) -> None:
+        for cell in copy["cells"]:
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "code" and f"def {first.name}(" in source:
+                cell["source"] = f"print(“done”)\n{source}"
+
+    def all_text(copy: dict[str, Any]) -> None:
+        for cell in copy["cells"]:
+            cell["cell_type"] = "markdown"
+
+    tricks = "%matplotlib inline\n%%time\n!pip install -q einops\n!nvidia-smi"
+    leaves = "import sys, os\nos.chdir('/')\nsys.argv.clear()\nname = input('who? ')"
+    conflict = changed(lambda copy: None).replace(
+        '"cells"', '<<<<<<< HEAD\n"cells": [],\n=======\n"cells"', 1
+    )
     lost = changed(lambda copy: cells(copy, lambda s: f"def {first.name}(" not in s))
     return {
         "cells deleted": (lost, full - first.points),
@@ -138,6 +165,16 @@ def damaged(sheet: Sheet) -> dict[str, tuple[str, float | None]]:
         "no code": (changed(lambda copy: copy.update(cells=[])), None),
         "deep": ("[" * 100_000, None),
         "zip": ("PK\x03\x04 and so on", None),
+        "cells in another order": (changed(backwards), full),
+        "magics and a shell": (changed(before_first(tricks)), full),
+        "asks for input": (changed(before_first(leaves)), full),
+        "exits half-way": (changed(before_first("import sys\nsys.exit()")), full),
+        "quits half-way": (changed(before_first("quit()")), full),
+        "typographic quotes": (changed(quoted), full - first.points),
+        "UTF-16": ("\ufeff" + changed(lambda copy: None), full),
+        "merge conflict": (conflict, None),
+        "a page to sign in": ("<!doctype html><title>Sign in</title>", None),
+        "all cells made text": (changed(all_text), None),
     }
 
 

@@ -11,17 +11,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from course.confine import FIRST_UID, Limits, members
+from course.confine import Limits, members, out_of_reach
 from course.feedback import read_by_hand
 from course.grade import GradeError, grade
 from course.plain import NotPlain, frame, frames
-from course.pool import Pool
+from course.pool import Pool, PoolError
 from course.protections import PROTECTIONS, Protections, Unprotected, measure, require
 from course.sheet import ASSIGNMENTS, ROOT, read_sheet
 from course.submissions import find
@@ -55,9 +56,9 @@ def by_student(records):
     return {record["student"]: record for record in records}
 
 
-def batch(folder, out, **options):
+def batch(folder, out, pool, **options):
     """Grade a folder for the sheet of these tests."""
-    return by_student(grade(folder, out, sheet=SHEET, say=silent, **options))
+    return by_student(grade(folder, out, sheet=SHEET, say=silent, pool=pool, **options))
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +68,18 @@ def sheet():
 
 
 @pytest.fixture(scope="module")
-def protected():
-    """What holds on this machine; without it there is nothing to test, but CI has to have it."""
+def pool():
+    """One clean process for all batches of these tests: each would spend seconds importing."""
     if sys.platform != "linux":
         pytest.skip("notebooks are graded on Linux")
-    with Pool(places=1) as pool:
-        state = measure(pool, [ASSIGNMENTS])
+    with Pool(places=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def protected(pool):
+    """What holds on this machine; without it there is nothing to test, but CI has to have it."""
+    state = measure(pool, [ASSIGNMENTS])
     if state.missing and not os.environ.get("CI"):
         pytest.skip(f"not protected on this machine: {state.missing}")
     assert not state.missing, str(state)
@@ -80,7 +87,7 @@ def protected():
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory, sheet, protected):
+def attacked(tmp_path_factory, sheet, pool, protected):
     """A batch of every attack with honest work beside it, and what was outside before."""
     base = tmp_path_factory.mktemp("attacked")
     folder, out, canary = base / "in", base / "out", base / "canary.txt"
@@ -116,7 +123,7 @@ def attacked(tmp_path_factory, sheet, protected):
             write(folder, f"{name} twin.ipynb", notebook("1"))
         write(folder, "deep/down/points.csv", "student,points\nme,20\n")
         before = {path: path.stat().st_mtime_ns for path in outside(folder)}
-        records = batch(folder, out, limits=FAST)
+        records = batch(folder, out, pool, limits=FAST)
         stop.set()
         thread.join()
     return folder, out, canary, heard, before, records
@@ -126,6 +133,10 @@ def outside(folder):
     """Files that an attack might change: the submissions, the sheets, the library."""
     places = [folder, ASSIGNMENTS, ROOT / "lib"]
     return [path for place in places for path in place.rglob("*") if path.is_file()]
+
+
+def test_there_are_twenty_attacks_and_some_of_each_kind_in_the_short_form():
+    assert len(set(HOSTILE.values())) >= 20 and set(SHORT) < set(HOSTILE)
 
 
 @pytest.mark.slow
@@ -152,12 +163,10 @@ def test_no_attack_touches_anything_outside_its_folder(attacked):
 
 
 @pytest.mark.slow
-def test_no_attack_leaves_a_process_behind(attacked):
+def test_no_attack_leaves_a_process_behind(attacked, pool):
     if os.geteuid() != 0:
         pytest.skip("without root the processes cannot be told apart by user id")
-    with Pool(places=1) as pool:  # takes the first id that is free
-        uids = [FIRST_UID, *pool.uids]
-    assert [p for uid in uids for p in members(uid, None)] == []
+    assert [p for uid in pool.uids for p in members(uid, None)] == []
 
 
 @pytest.mark.slow
@@ -188,13 +197,16 @@ def test_the_batch_ends_what_goes_on_for_too_long(attacked):
 
 
 @pytest.mark.slow
-def test_a_damaged_notebook_is_graded_for_what_it_holds_or_reported(tmp_path, sheet, protected):
+def test_a_damaged_notebook_is_graded_for_what_it_holds_or_reported(
+    tmp_path, sheet, pool, protected
+):
     cases = {k: v for k, v in damaged(sheet).items() if FULL or k in SOME_DAMAGE}
     for name, (text, _) in cases.items():
         path = tmp_path / "in" / f"{name}.ipynb"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    records = batch(tmp_path / "in", tmp_path / "out", limits=ROOM)
+        encoding = "utf-16-le" if name == "UTF-16" else "utf-8"
+        path.write_bytes(text.encode(encoding, "surrogatepass"))
+    records = batch(tmp_path / "in", tmp_path / "out", pool, limits=ROOM)
     for name, (_, expected) in cases.items():
         record = records[name]
         if expected is None:
@@ -204,7 +216,7 @@ def test_a_damaged_notebook_is_graded_for_what_it_holds_or_reported(tmp_path, sh
 
 
 @pytest.mark.slow
-def test_a_batch_that_was_killed_goes_on_where_it_was(tmp_path, sheet, protected):
+def test_a_batch_that_was_killed_goes_on_where_it_was(tmp_path, sheet, pool, protected):
     folder, out = tmp_path / "in", tmp_path / "out"
     for number in range(10):
         write(folder, f"student {number}.ipynb", notebook("import time; time.sleep(0.3)"))
@@ -228,7 +240,9 @@ def test_a_batch_that_was_killed_goes_on_where_it_was(tmp_path, sheet, protected
     done = {path: path.stat().st_mtime_ns for path in (out / "results").glob("*.json")}
     assert 3 <= len(done) < 10
     said = []
-    records = grade(folder, out, sheet=SHEET, limits=FAST, say=lambda line: said.append(str(line)))
+    records = grade(
+        folder, out, sheet=SHEET, limits=FAST, pool=pool, say=lambda line: said.append(str(line))
+    )
     assert said[0] == f"10 submissions: {len(done)} have their results, {10 - len(done)} to grade"
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert [record["student"] for record in records] == [f"student {n}" for n in range(10)]
@@ -237,11 +251,11 @@ def test_a_batch_that_was_killed_goes_on_where_it_was(tmp_path, sheet, protected
 
 
 @pytest.mark.slow
-def test_what_has_changed_is_graded_again_and_hand_marks_are_kept(tmp_path, sheet, protected):
+def test_what_has_changed_is_graded_again_and_hand_marks_are_kept(tmp_path, sheet, pool, protected):
     folder, out = tmp_path / "in", tmp_path / "out"
     write(folder, "ada.ipynb", answers(sheet, 0))
     write(folder, "bob.ipynb", notebook("x = 1"))
-    first = batch(folder, out, limits=ROOM)
+    first = batch(folder, out, pool, limits=ROOM)
     manual = [q.name for q in sheet.questions if q.manual]
     assert first["ada"]["marks"][-1]["points"] is None and points(first["bob"]) == 0
     table = out / "by_hand.csv"
@@ -252,7 +266,7 @@ def test_what_has_changed_is_graded_again_and_hand_marks_are_kept(tmp_path, shee
     with table.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
     write(folder, "bob.ipynb", answers(sheet, 1))
-    second = batch(folder, out, limits=ROOM)
+    second = batch(folder, out, pool, limits=ROOM)
     assert points(second["bob"]) == full_marks(sheet)
     assert read_by_hand(table) == {("ada", manual[0]): 2.5}
     with (out / "points.csv").open() as file:
@@ -260,10 +274,32 @@ def test_what_has_changed_is_graded_again_and_hand_marks_are_kept(tmp_path, shee
     assert float(ada["points"]) == full_marks(sheet) + 2.5 and ada[manual[0]] == "2.5"
 
 
-def test_hand_marks_beyond_the_question_are_refused(tmp_path):
+@pytest.mark.parametrize("points", ["4", "-1", "nan", "many"])
+def test_hand_marks_beyond_the_question_are_refused(tmp_path, points):
     table = tmp_path / "by_hand.csv"
-    table.write_text("student,question,out_of,points,text\nada,plan,3,4,x\n")
-    with pytest.raises(ValueError, match=r"line 2: points '4'; from 0 to 3"):
+    table.write_text(f"student,question,out_of,points,text\nada,plan,3,{points},x\n")
+    with pytest.raises(ValueError, match=rf"'ada': points '{points}'; from 0 to 3"):
+        read_by_hand(table)
+
+
+@pytest.mark.parametrize(("comma", "half"), [(",", "2.5"), (";", "2,5"), ("\t", "2,5")])
+def test_hand_marks_are_read_as_a_spreadsheet_saves_them(tmp_path, comma, half):
+    rows = [
+        ["student", "question", "out_of", "points", "text"],
+        ["ada; x", "plan", "3", half, "one,\ntwo; three"], ["'=bob", "plan", "3", "", "x"],
+    ]  # fmt: skip
+    with (tmp_path / "by_hand.csv").open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=comma, lineterminator="\r\n").writerows(rows)
+    assert read_by_hand(tmp_path / "by_hand.csv") == {("ada; x", "plan"): 2.5}
+
+
+def test_a_table_of_hand_marks_that_lost_a_column_or_its_letters_is_refused_by_name(tmp_path):
+    table = tmp_path / "by_hand.csv"
+    table.write_text("student,question,points\nada,plan,3\n")
+    with pytest.raises(ValueError, match=r"by_hand.csv: no column out_of"):
+        read_by_hand(table)
+    table.write_bytes("student,question,out_of,points\nZoë,plan,3,2\n".encode("latin-1"))
+    with pytest.raises(ValueError, match="CSV UTF-8"):
         read_by_hand(table)
 
 
@@ -289,6 +325,9 @@ def test_the_measure_sees_a_protection_that_is_missing(tmp_path):
     class Open(Pool):
         """A pool whose process was not confined at all."""
 
+        def __init__(self):
+            self.uids, self.namespaces = [], False
+
         def run(self, job, limits):
             from course.pool import Answer
 
@@ -301,8 +340,7 @@ def test_the_measure_sees_a_protection_that_is_missing(tmp_path):
                 Path(path).touch()
             return Answer("finished", 0.1, {"found": {"given": found}})
 
-    with Open(places=1) as pool:
-        state = measure(pool, [tmp_path])
+    state = measure(Open(), [tmp_path])
     assert set(state.missing) == set(PROTECTIONS)
 
 
@@ -316,6 +354,21 @@ def test_protections_hold_here_without_namespaces_too(protected):
     with Pool(places=1, namespaces=False) as pool:
         state = measure(pool, [ASSIGNMENTS])
     assert not state.missing, str(state)
+
+
+def test_programs_that_a_notebook_could_not_read_are_refused_by_name():
+    if os.geteuid() != 0:
+        pytest.skip("only root gives notebooks a user id of their own")
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        top, inside = Path(folder), Path(folder, "closed", "in")
+        inside.mkdir(parents=True)
+        for path, mode in ((top, 0o755), (inside.parent, 0o700)):
+            path.chmod(mode)
+        asked = [str(inside), str(top), str(top / "nowhere")]
+        assert [path for path in out_of_reach(asked) if path in asked] == [str(inside)]
+    if sys.base_prefix in out_of_reach([]):
+        with pytest.raises(PoolError, match=f"cannot read .*{re.escape(sys.base_prefix)}"):
+            Pool(places=1, namespaces=False)
 
 
 def test_plain_data_comes_back_as_it_went_and_nothing_else_goes():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import residual_stream as rs
+from accelerator import roughly
 from course import attempts
 from course import sheet as sheets_module
 from course.attempts import KEPT, fingerprints, passes, read_attempts
@@ -24,7 +25,8 @@ from setup_cell import setup_cell
 
 SHEETS = sheets()
 #: `make test-course` draws more inputs than `make test`.
-SEEDS = (11, 20_26, 31_337) if os.environ.get("COURSE_TESTS") == "full" else (11,)
+FULL = os.environ.get("COURSE_TESTS") == "full"
+SEEDS = (11, 20_26, 31_337) if FULL else (11,)
 ASKED = [(name, question) for name in SHEETS for question in QUESTIONS[read_sheet(name).check]]
 
 
@@ -48,6 +50,39 @@ def test_right_answers_however_written_get_full_marks(name, question):
             for seed in SEEDS:
                 assert passes(test, question, answer, seed), (answer.__name__, test.key, seed)
         assert check(name, question, answer).ok, answer.__name__
+
+
+@pytest.mark.parametrize(("name", "question"), ASKED)
+def test_right_answers_stay_right_under_the_rounding_of_an_accelerator(name, question):
+    answers = read_attempts(name).right_ones[question]
+    for seed, answer in enumerate(answers if FULL else answers[:1]):
+        rough = roughly(answer, seed=seed)
+        for test in by_name(name, question).tests:
+            assert passes(test, question, rough, SEEDS[0]), (answer.__name__, test.key)
+        assert check(name, question, rough).ok, answer.__name__
+
+
+def test_rounding_of_another_size_would_be_noticed():
+    (answer, *_), (test,) = (
+        read_attempts("01_bus").right_ones["turn"],
+        by_name("01_bus", "turn").tests,
+    )
+    assert passes(test, "turn", roughly(answer), SEEDS[0])
+    assert not passes(test, "turn", roughly(answer, noise=1e-2), SEEDS[0])
+    assert not check("01_bus", "turn", roughly(answer, noise=1e-2)).ok
+
+
+def test_a_check_computes_in_whole_float32_and_leaves_the_setting_as_it_was():
+    import torch
+
+    seen = []
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        check("01_bus", "turn", lambda writes: seen.append(torch.get_float32_matmul_precision()))
+        assert (seen, torch.get_float32_matmul_precision()) == (["highest"], "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize(("name", "question"), ASKED)
@@ -228,6 +263,21 @@ def test_every_sheet_begins_with_the_setup_cell(name):
     cells = [cell for cell in student(read_sheet(name)).cells if cell.cell_type == "code"]
     assert cells[0].source == setup_cell(), "python tools/setup_cell.py --write"
     assert not any("pip" in cell.source or "otter" in cell.source for cell in cells[1:])
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_every_sheet_measures_on_what_is_drawn_for_the_student(name):
+    text = "\n".join(c.source for c in student(read_sheet(name)).cells if c.cell_type == "code")
+    assert "rs.checks.draw(" in text
+
+
+def test_what_is_drawn_for_a_student_is_the_same_everywhere_and_another_for_nearly_everybody():
+    drawn = rs.checks.draw("Ada  Lovelace")
+    assert (drawn.passages, drawn.layers) == (("letter", "dialogue"), (6, 12, 22))
+    assert drawn == rs.checks.draw(" ada lovelace ")
+    assert len({rs.checks.draw(f"student {number}") for number in range(200)}) > 190
+    with pytest.raises(ValueError, match="an empty name"):
+        rs.checks.draw("  ")
 
 
 def test_the_library_holds_no_answer():

@@ -25,7 +25,11 @@ def main(arguments: list[str]) -> int:
 
     if command == "grade":
         return grade.main(rest)
-    state = grade.protections()
+    try:
+        state = grade.protections()
+    except grade.PoolError as error:
+        print(error, file=sys.stderr)
+        return 1
     print(state)
     return 1 if state.missing else 0
 

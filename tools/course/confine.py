@@ -71,6 +71,26 @@ def readable(*extra: str | Path) -> list[str]:
     return kept
 
 
+def out_of_reach(paths: list[str]) -> list[str]:
+    """Return which of these paths nobody but their owner can get at, by a folder above or by mode.
+
+    A graded process has a user id of its own; without a file tree of its own it meets these modes.
+    """
+    import sys
+
+    if os.geteuid() != 0:
+        return []
+    return [
+        path
+        for path in dict.fromkeys([*paths, sys.prefix, sys.base_prefix])
+        if not all(
+            part.stat().st_mode & stat.S_IXOTH
+            for part in (Path(path), *Path(path).resolve().parents)
+            if part.is_dir()
+        )
+    ]
+
+
 def new_namespaces() -> None:
     """Leave the processes, the network, the messages of the machine; `build_root` leaves its files.
 

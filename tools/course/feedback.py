@@ -127,24 +127,33 @@ def read_by_hand(path: Path) -> dict[tuple[str, str], float]:
     """Return the points of a list graded by hand, by student and question; empty if none.
 
     Raises:
-        ValueError: a cell of `points` is no number, or more than the question has.
+        ValueError: a cell of `points` is no number, or more than the question has; a column is
+            gone.
     """
     if not path.exists():
         return {}
+    try:
+        table = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name}: not UTF-8; save it as `CSV UTF-8`") from error
+    # a spreadsheet set to a language with decimal commas separates by semicolons
+    head = table.split("\n", 1)[0]
+    rows = csv.DictReader(io.StringIO(table, ""), delimiter=max(",;\t", key=head.count))
+    if lost := {"student", "question", "out_of", "points"} - set(rows.fieldnames or ()):
+        raise ValueError(f"{path.name}: no column {', '.join(sorted(lost))} in its first line")
     given = {}
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        for number, row in enumerate(csv.DictReader(file), 2):
-            text = row["points"].strip().replace(",", ".")
-            if not text:
-                continue
-            try:
-                points = float(text)
-            except ValueError:
-                points = -1.0
-            if not 0 <= points <= float(row["out_of"]):
-                where = f"{path.name}, line {number}: points {row['points']!r}"
-                raise ValueError(f"{where}; from 0 to {row['out_of']}")
-            given[(row["student"].removeprefix("'"), row["question"])] = points
+    for row in rows:
+        text = (row["points"] or "").strip().replace(",", ".")
+        if not text:
+            continue
+        try:
+            points, most = float(text), float(row["out_of"].replace(",", "."))
+        except ValueError:
+            points, most = -1.0, 0.0
+        if not 0 <= points <= most:
+            where = f"{path.name}, {row['student']!a}: points {row['points']!r}"
+            raise ValueError(f"{where}; from 0 to {row['out_of']}")
+        given[(row["student"].removeprefix("'"), row["question"])] = points
     return given
 
 

@@ -7,6 +7,7 @@ sheet has changed since; nothing is lost, nothing is graded twice.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -21,6 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+from residual_stream.cache import cache_dir
 
 from . import feedback, judge
 from .confine import Limits
@@ -45,6 +48,7 @@ def grade(
     limits: Limits | None = None,
     allowed: Sequence[str] = (),
     again: bool = False,
+    pool: Pool | None = None,
     say: Any = print,
 ) -> list[dict[str, Any]]:
     """Grade every notebook of a folder; return the records, sorted by student.
@@ -53,10 +57,11 @@ def grade(
         folder: The submissions. Nothing is written here.
         out: Where results, pages and tables go.
         sheet: The sheet they answer; None finds it out for each from the names it defines.
-        places: Submissions at a time.
+        places: Submissions at a time; those of `pool`, if it is given.
         limits: Of each submission.
         allowed: Protections that may be missing.
         again: Whether to grade again what did not run to its end.
+        pool: Where submissions run, if one is running already; it stays open. None starts one.
         say: Prints a line of progress.
 
     Raises:
@@ -87,12 +92,19 @@ def grade(
         todo = [s for s in batch if s.key not in done]
         say(f"{len(batch)} submissions: {len(done)} have their results, {len(todo)} to grade")
         if todo:
-            with Pool(places=places) as pool:
-                state = measure(pool, [ASSIGNMENTS, out, folder])
+            with contextlib.nullcontext(pool) if pool else Pool(places=places) as running:
+                state = measure(running, [ASSIGNMENTS, out, folder])
                 say(state)
                 require(state, allowed)
-                with ThreadPoolExecutor(places) as threads:
-                    tasks = [threads.submit(_one, s, known, pool, limits, seed, out) for s in todo]
+                if not running.cache:
+                    say(
+                        f"cells that load the real model will fail: {cache_dir()} is for its owner "
+                        "only; set RESIDUAL_STREAM_CACHE to a folder that all can read"
+                    )
+                with ThreadPoolExecutor(len(running.uids)) as threads:
+                    tasks = [
+                        threads.submit(_one, s, known, running, limits, seed, out) for s in todo
+                    ]
                     for count, task in enumerate(as_completed(tasks), 1):
                         record = task.result()
                         done[record["key"]] = record
@@ -238,9 +250,12 @@ def summary(records: list[dict[str, Any]], out: Path, since: float) -> str:
     lines = [f"{len(records)} submissions in {time.monotonic() - since:.0f} s: {out}/points.csv"]
     lines += [f"  not graded: {r['student']!a}: {r['reported']}" for r in reported]
     lines += [f"  ended early: {r['student']!a}: {r['ending']}" for r in early]
-    waiting = sum(bool(mark["text"]) for r in records for mark in r["marks"])
+    by_hand = feedback.read_by_hand(out / "by_hand.csv")
+    texts = [(r["student"], mark["name"]) for r in records for mark in r["marks"] if mark["text"]]
+    waiting = sum(text not in by_hand for text in texts)
     if waiting:
-        lines.append(f"  {waiting} texts to read: fill in `points` in {out}/by_hand.csv, run again")
+        what = "1 text" if waiting == 1 else f"{waiting} texts"
+        lines.append(f"  {what} to read: fill in `points` in {out}/by_hand.csv, run again")
     return "\n".join(lines)
 
 
@@ -276,7 +291,7 @@ def main(arguments: list[str]) -> int:
             allowed=chosen.allowed, again=chosen.again,
             say=lambda line: print(line, flush=True),
         )  # fmt: skip
-    except (GradeError, Unprotected, ValueError) as error:
+    except (GradeError, Unprotected, PoolError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     print(summary(records, out, since))

@@ -88,6 +88,7 @@ def main(arguments: list[str], *, autograder: Path = Path("/autograder")) -> int
         autograder: Where Gradescope puts things.
     """
     from .grade import GradeError, grade
+    from .pool import PoolError
     from .protections import Unprotected
 
     sheet, *options = arguments
@@ -99,7 +100,7 @@ def main(arguments: list[str], *, autograder: Path = Path("/autograder")) -> int
                 say=lambda line: print(line, file=sys.stderr),
             )  # fmt: skip
             found = results(records[0]) if records else {"score": 0, "output": "No file."}
-        except (GradeError, Unprotected) as error:
+        except (GradeError, PoolError, Unprotected) as error:
             found = {"score": 0, "output": "The grader refused; tell your instructor."}
             print(error, file=sys.stderr)
     target = autograder / "results" / "results.json"

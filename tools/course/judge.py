@@ -64,7 +64,7 @@ def _by_hand(question: Question, answer: Answer) -> Mark:
     text = text.strip() if isinstance(text, str) else ""
     if not text:
         return Mark(question.name, 0.0, question.points, ("nothing was written",), None)
-    return Mark(question.name, None, question.points, ("to be read by a person",), text)
+    return Mark(question.name, None, question.points, ("read by a person",), text)
 
 
 def _mark(sheet: Sheet, question: Question, answer: Answer, seed: int) -> Mark:
@@ -73,7 +73,8 @@ def _mark(sheet: Sheet, question: Question, answer: Answer, seed: int) -> Mark:
         trouble = _trouble(test, answer.values.get(test.key), seed)
         points += 0.0 if trouble else test.points
         says = "passed" if trouble is None else trouble
-        notes.append(f"test {number} of {len(question.tests)} ({test.points:g} points): {says}")
+        worth = "1 point" if test.points == 1 else f"{test.points:g} points"
+        notes.append(f"test {number} of {len(question.tests)} ({worth}): {says}")
     if points < question.points:
         diagnosis = _diagnosis(sheet, question, answer.values.get(f"check/{question.name}"))
         notes += [diagnosis] if diagnosis else []

@@ -83,8 +83,17 @@ class Pool:
         if not ready:
             self.close()
             raise PoolError("Pool: the clean process did not start; its error is printed above")
+        said = json.loads(ready)
+        if said["programs"]:
+            self.close()
+            raise PoolError(
+                "Pool: without namespaces, as here, notebooks run under a user id of their own, "
+                f"which cannot read {', '.join(said['programs'])}; use a Python that all can read"
+            )
         #: Whether submissions get a file tree, a network and processes of their own.
-        self.namespaces: bool = json.loads(ready)["namespaces"]
+        self.namespaces: bool = said["namespaces"]
+        #: Whether submissions can read the cache, where the real model is.
+        self.cache: bool = said["cache"]
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _claim(self) -> int:

@@ -97,7 +97,7 @@ def code_cells(data: bytes) -> list[str]:
     if data[:2] == b"PK":
         raise Unreadable("a zip archive, not a notebook")
     try:
-        notebook = json.loads(data.decode("utf-8-sig", "replace"))
+        notebook = json.loads(data.decode(json.detect_encoding(data), "replace"))
     except (ValueError, RecursionError) as error:
         raise Unreadable(
             "not JSON, so not a notebook (cut off, or another kind of file)"

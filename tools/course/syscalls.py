@@ -169,7 +169,7 @@ def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
     for path, rights in granted:
         try:
             folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):  # what is out of reach needs no permission
             continue
         if not os.path.isdir(path):
             rights &= _EXECUTE | _READ | _WRITE_FILE

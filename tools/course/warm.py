@@ -75,7 +75,13 @@ def serve(descriptor: int, cache: str, base: str, wanted: bool) -> None:
     root = str(Path(base) / "root")
     Path(root).mkdir()
     namespaces = wanted and confine.namespaces_allowed(root, paths)
-    channel.send(json.dumps({"ready": True, "namespaces": namespaces}).encode())
+    beyond = [] if namespaces else confine.out_of_reach([str(library), cache])
+    said = {
+        "namespaces": namespaces,
+        "cache": cache not in beyond,
+        "programs": [path for path in beyond if path != cache],
+    }
+    channel.send(json.dumps(said).encode())
     running: dict[int, tuple[int, float]] = {}
     while True:
         ready, _, _ = select.select([channel], [], [], _TICK if running else None)
@@ -217,7 +223,7 @@ def _until_done(first: int, uid: int, own: int | None, limits: Limits, home: str
             look = now + _LOOK
             if confine.memory_of(confine.members(uid, own)) > limits.memory:
                 reason = 11
-            elif home is not None and _size(home) > limits.disk:
+            elif home is not None and _size(home) > limits.disk * 9 // 8:  # one file may be whole
                 reason = 12
         if reason:
             os.kill(first, signal.SIGKILL)

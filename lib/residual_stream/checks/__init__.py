@@ -14,7 +14,11 @@ Grading uses other inputs.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+
+import torch
 
 from .fingerprints import Check, Checks, agree
 from .inputs import draw, heads, normal, stack_weights, tokens, writes
@@ -100,8 +104,24 @@ def _check(sheet: str, given: dict[str, Any]) -> Checks:
     found = []
     for name, answer in passed.items():
         try:
-            found.append(say(sheet, name, collect(sheet, name, answer)))
+            with _whole_precision():
+                value = collect(sheet, name, answer)
+            found.append(say(sheet, name, value))
         except Exception as error:  # whatever a student's function raises is told, not thrown
             text = f"It stopped with {type(error).__name__}: {error}"
             found.append(Check(name, False, text[:500]))
     return Checks(tuple(found))
+
+
+@contextlib.contextmanager
+def _whole_precision() -> Iterator[None]:
+    """Let matrix products be of float32 inside, also where TF32 was asked for.
+
+    Tolerances bear float32 of another order of summation, as of CUDA; TF32 drops thirteen bits.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
