@@ -485,6 +485,7 @@ def test_a_state_of_another_stack_or_version_is_refused():
         other.load_state_dict(state | {"version": 7})
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_compiled_module_is_watched_and_its_graph_stays_whole(when):
     torch._dynamo.reset()
