@@ -204,6 +204,29 @@ def test_a_transform_of_the_unembedding_added_later_is_refused():
     hook.remove()
 
 
+def test_an_unembedding_changed_past_the_version_counters_is_refused():
+    model = random_model("gpt2")
+    stream = record(model, TOKENS)
+    logit_attribution(stream, 6)
+    weight = model.unembed.original_component.weight
+    version = weight._version
+    weight.data.add_(torch.linspace(0.0, 3.0, len(weight))[:, None])  # moves the mean
+    assert weight._version == version
+    with pytest.raises(LedgerError, match=r"own unembedding gives a logit of"):
+        logit_attribution(stream, 6)
+
+
+def test_an_unembedding_whose_forward_was_replaced_is_refused():
+    model = random_model("llama")
+    stream = record(model, TOKENS)
+    logit_attribution(stream, 6)
+    linear = model.unembed.original_component
+    own = linear.forward
+    linear.forward = lambda x: 1.1 * own(x)
+    with pytest.raises(LedgerError, match=r"own unembedding gives a logit of"):
+        logit_attribution(stream, 6)
+
+
 @pytest.mark.parametrize(
     ("unit", "branch", "other"), [("head", "self_attn", "neuron"), ("neuron", "mlp", "head")]
 )

@@ -164,3 +164,9 @@ def test_deleting_a_branch_of_any_architecture_is_a_full_run_in_which_it_writes_
         kept = (said.argmax(-1) == intact.argmax(-1)).float().mean()
         assert float(deleted.top1_kept[1]) == pytest.approx(float(kept))
         assert not torch.equal(said, intact)
+
+
+def test_a_stream_that_is_finer_than_its_embedding_can_lose_a_block():
+    model = architectures.random_model("mamba", dtype=torch.bfloat16)
+    block, mixer = (delete_layers(model, TOKENS, what=what) for what in ("layer", "attn"))
+    assert torch.equal(block.kl, mixer.kl) and bool((block.kl > 0).all())

@@ -9,6 +9,7 @@ from handmade import random_model
 from residual_stream import architectures
 from residual_stream.readout import ReadoutError, own_logits, read_readout
 from residual_stream.rerun import run_to_top
+from residual_stream.stream import record
 
 TOKENS = torch.tensor([[1, 5, 9, 2], [7, 7, 3, 11]])
 
@@ -23,6 +24,16 @@ def test_the_formula_gives_the_models_own_logits_before_the_cap(name):
     if readout.soft_cap:
         logits = readout.soft_cap * torch.tanh(logits / readout.soft_cap)
     assert torch.allclose(logits, model(TOKENS), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_the_formula_reads_a_stream_that_is_finer_than_the_weights(name):
+    model = architectures.random_model(name, dtype=torch.bfloat16)
+    top = record(model, TOKENS).top
+    logits = read_readout(model).logits(top)
+    assert top.dtype == torch.float32
+    own = own_logits(model, read_readout(model), top)
+    assert logits.dtype == own.dtype and torch.allclose(logits, own, atol=0.1)
 
 
 def test_each_architectures_peculiarity_is_read():

@@ -50,6 +50,18 @@ def test_a_record_of_parallel_blocks_fires_the_callers_hooks_for_its_own_run_onl
     assert seen == [TOKENS.shape]
 
 
+def test_the_order_of_adding_is_asked_again_after_blocks_that_wrote_nothing():
+    model = random_model("cohere")  # adds its branches one by one
+    trained = {k: v.clone() for k, v in model.original_model.state_dict().items()}
+    with torch.no_grad():
+        for name, weight in model.original_model.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                weight.zero_()
+    assert rs.record(model, TOKENS).audit().ok  # either order gives x + 0 + 0
+    model.original_model.load_state_dict(trained)
+    assert rs.record(model, TOKENS).audit().ok
+
+
 def test_every_branch_has_a_reading(bench):
     wiring = rs.read_wiring(bench)
     assert [read.hook for read in wiring.reads[:2]] == [

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 import numpy as np
 import pandas as pd
@@ -32,7 +31,7 @@ from .audit import LedgerError
 from .branches import BRANCHES, branch_shares
 from .inputs import to_positions
 from .parts import BranchParts, along_each_write, rounding_allowance
-from .readout import Readout, own_logits, read_readout
+from .readout import own_logits, read_readout
 from .targets import DistinctTargets, Projection, Targets, target_ids
 from .wiring import final_norm
 
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
     from .stream import ResidualStream
-
-# Readouts whose columns have been held against the model's own unembedding.
-_HELD: WeakSet[Readout] = WeakSet()
 
 UNITS = ("layer", "sublayer", *BRANCHES)
 
@@ -266,14 +262,12 @@ def _own_logit(
 
     Every place goes through the model's own norm and the columns of its unembedding that were
     asked for. The first place goes through the whole unembedding, as a module, to hold the columns
-    against it: once, as long as the weights are the same and no hook is on the unembedding.
+    against it: at every call, since neither a version counter nor a list of hooks tells of weights
+    that were changed through ``.data``, or of a forward method that was replaced.
     """
     weights = target.readout.W_U.dtype
     with torch.no_grad():
         logit = target.of_normed(model.get_submodule(final_norm(model))(top).to(weights))
-    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.unembed.modules())
-    if target.readout in _HELD and not hooked:
-        return logit
     logits = own_logits(model, target.readout, top[:1, :1])[0, 0]
     own, columns = target.of_logits(logits), logit[0, 0]
     if not bool((own - columns).abs() <= rounding_allowance(weights) * logits.abs().max()):
@@ -282,8 +276,6 @@ def _own_logit(
             f"its weights give {float(columns):.6g}; something reaches the logit that is not in "
             "the ledger"
         )
-    if not hooked:
-        _HELD.add(target.readout)
     return logit
 
 

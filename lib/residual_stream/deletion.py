@@ -305,7 +305,8 @@ class _Intact:
         """The stream after a block that writes nothing at some positions."""
         if what == "layer":  # nothing of the block needs to run again
             after = self.entering[layer + 1].clone()
-            after[:, where] = self.entering[layer][:, where]
+            before = self.entering[layer][:, where]
+            after[:, where] = before.to(after.dtype)  # Mamba's embedding may be coarser
             return after
         return run_blocks(self.model, self.entering[layer], layer, layer + 1, fwd_hooks=hooks)
 

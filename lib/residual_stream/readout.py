@@ -163,7 +163,7 @@ class Readout:
         x = x / self.sigma(top).to(top.dtype)[..., None] * self.gain
         if self.bias is not None:
             x = x + self.bias
-        out = x @ self.W_U
+        out = x.to(self.W_U.dtype) @ self.W_U  # Mamba's stream may be finer
         return self.multiplier * (out if self.b_U is None else out + self.b_U)
 
     def capped(self, logits: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
@@ -189,8 +189,9 @@ def read_readout(model: TransformerBridge) -> Readout:
 
     The check runs the model on two tokens with every block skipped, once per model, so a transform
     that this formula lacks is refused and never left out in silence. While PyTorch's version
-    counters say that the weights are the same, so is the readout, and what it has worked out
-    (changes through ``.data`` are not counted; :func:`logit_attribution` finds them by its sums).
+    counters say that the weights are the same, so is the readout, and what it has worked out.
+    Changes through ``.data`` are not counted: of them the mean over the vocabulary is not told
+    (:func:`logit_attribution` holds it against the model's own logits, and refuses).
 
     Args:
         model: A ``TransformerBridge``, as :func:`residual_stream.load` returns it.

@@ -353,10 +353,12 @@ def _adds_one_by_one(model: TransformerBridge, wiring: Wiring) -> bool:
         return False  # the recording will say which write is missing
     x, attn, mlp = seen[start], *(seen[hook] for hook in write.hooks)
     branches_first = torch.equal(x + (attn + mlp), after)
-    one_by_one = not branches_first and torch.equal((x + attn) + mlp, after)
-    if branches_first or one_by_one:  # a block that does neither may have been changed for a while
+    one_by_one = torch.equal((x + attn) + mlp, after)
+    # Kept only where the two differ: a block whose branches write nothing yet (zeros, before
+    # training) does both, and one that is changed for a while does neither.
+    if branches_first != one_by_one:
         _ONE_BY_ONE[model] = one_by_one
-    return one_by_one
+    return one_by_one and not branches_first
 
 
 def _hook_names(wiring: Wiring) -> Iterator[str]:
