@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 BRANCHES = {"head": "attn", "neuron": "mlp", "expert": "mlp"}
 _ACTIVATION = {"attn": "attn.hook_z", "mlp": "mlp.hook_post"}
+# Whether a branch has output weights by part: a matter of its class, and slow to ask.
+_SPLITS: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def output_matrix(model: Any, layer: int, branch: str) -> Float[Tensor, "part width d_model"]:
@@ -81,8 +84,10 @@ def activation_points(
 
 
 def _splits(block: Any, branch: str) -> bool:
-    weight = "W_O" if branch == "attn" else "W_out"
-    return isinstance(getattr(getattr(block, branch), weight, None), Tensor)
+    module, weight = getattr(block, branch), "W_O" if branch == "attn" else "W_out"
+    if module not in _SPLITS:
+        _SPLITS[module] = isinstance(getattr(module, weight, None), Tensor)
+    return _SPLITS[module]
 
 
 def _others(unit: str, *, experts: bool = False) -> str:
@@ -241,11 +246,14 @@ class _Splitter:
 
     def from_kept(self, activations: Mapping[str, Tensor], whole: Sequence[Tensor]) -> None:
         """Split from what :func:`residual_stream.record` kept."""
+        every = torch.equal(self.kept, torch.arange(len(self.stream.positions)))
+
+        def chosen(value: Tensor) -> Tensor:
+            return value if every else value[:, self.kept.to(value.device)]
+
         for layer, index in self.writes.items():
-            store = activations[self.points[layer]]
-            self.active[layer] = store[:, self.kept.to(store.device)]
-            write = self.stream.writes[index]
-            self._on_write(layer, write[:, self.kept.to(write.device)], whole[index])
+            self.active[layer] = chosen(activations[self.points[layer]])
+            self._on_write(layer, chosen(self.stream.writes[index]), whole[index])
 
     def from_a_run(self) -> None:
         """Split during one more run of the model, which must end as the recorded one did."""
