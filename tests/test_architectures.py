@@ -1,5 +1,7 @@
 """Every architecture: the ledger closes to the bit, as a run does that no bridge touched."""
 
+import re
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from residual_stream.architectures import (
     random_hf,
     random_model,
 )
+from residual_stream.devices import require_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -125,6 +128,19 @@ def test_a_stream_kept_in_float32_between_bfloat16_writes_is_recorded_so(name):
 
 @pytest.mark.parametrize("name", ["olmo", "olmo2"])
 def test_a_model_that_the_bridge_cannot_run_in_a_dtype_is_refused_when_loaded(name):
-    with pytest.raises(ValueError, match=r"Olmo\w+ does not run in torch.bfloat16 .*float32"):
-        rs.load(random_hf(name, dtype=torch.bfloat16))
+    try:
+        model = rs.load(random_hf(name, dtype=torch.bfloat16))
+    except ValueError as error:
+        assert re.search(r"Olmo\w+ does not run in torch.bfloat16 .*float32", str(error))
+    else:  # as with older versions of transformers
+        assert rs.record(model, TOKENS).audit().ok
     assert rs.load(random_hf(name), dtype=torch.float32).cfg.dtype == torch.float32
+
+
+def test_a_model_whose_weights_do_not_fit_each_other_is_named():
+    model = random_model("llama", dtype=torch.bfloat16)
+    weight = next(p for n, p in model.named_parameters() if "down_proj" in n)
+    weight.data = weight.data.float()
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM does not run in torch.bfloat16"):
+        require_runs(model, torch.bfloat16)
+    require_runs(model, torch.float32)  # not tried

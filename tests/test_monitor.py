@@ -651,7 +651,11 @@ def test_a_branch_whose_gradient_a_checkpoint_hides_is_not_called_unread(reentra
 def test_a_hugging_face_model_that_checkpoints_has_no_fault(reentrant):
     model = hugging_face("llama").train()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    monitor = trained(model, steps=4)
+    try:
+        monitor = trained(model, steps=4)
+    except AnatomyError as error:  # older transformers wrap the whole call of a block
+        assert reentrant and "use_reentrant=False" in str(error)
+        return
     assert monitor.findings() == []
     writes = monitor.to_frame().query("part != 'stream'")
     assert bool(writes["gradient"].isna().all()) == reentrant

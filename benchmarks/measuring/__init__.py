@@ -1,4 +1,7 @@
-"""Processor time, the peak of extra memory, and a try in a process whose memory is capped."""
+"""Processor time, the peak of extra memory, and a try in a process whose memory is capped.
+
+One thread: what several spend waiting for each other on a busy machine is processor time, too.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+torch.set_num_threads(1)
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _CAP = """
