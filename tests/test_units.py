@@ -127,7 +127,8 @@ def head_shares(name, layer):
     handles = [output.register_forward_pre_hook(lambda m, a: seen.update(z=a[0][:, -1:]))]
     if post is not None:
         handles.append(post.register_forward_pre_hook(lambda m, a: seen.update(raw=a[0][:, -1:])))
-    final = [m for n, m in hf.named_modules() if n.split(".")[-1] in FINAL][-1]
+    norms = {n: m for n, m in hf.named_modules() if n.split(".")[-1] in FINAL}
+    final = norms[min(norms, key=lambda n: n.count("."))]  # OPT's blocks have one of that name too
     handles.append(final.register_forward_pre_hook(lambda m, a: seen.update(top=a[0][:, -1:])))
     with torch.no_grad():
         hf(TOKENS)
