@@ -148,9 +148,9 @@ def self_repair(
 
     Raises:
         ValueError: As :func:`ablate_heads`, and targets that do not fit.
-        LedgerError: The stream does not close, or something stands between a head and the stream
-            (a norm on the branch or on the stream, a factor), so that taking it out is not
-            subtracting its write.
+        LedgerError: The stream does not close; the model no longer runs as it was recorded; or
+            something stands between a head and the stream (a norm on the branch or on the stream,
+            a factor), so that taking it out is not subtracting its write.
 
     Example:
         >>> import residual_stream as rs
@@ -174,8 +174,10 @@ def self_repair(
     )
     if other is not None:
         ids, other = torch.broadcast_tensors(ids, other)
-    for layer, _ in heads:
+    together = _Ablation(stream, heads, how, "self_repair")  # says which heads there are
+    for layer in together.by_layer:
         _require_plain_write(stream, layer)
+    stream.require_same_run(min(together.by_layer), caller="self_repair")
     d = readout.direction(ids, versus=other)
     sigma = readout.sigma(top)
     rows: dict[str, list[Tensor]] = {name: [] for name in ("direct", "effect", "later", "norm")}
@@ -200,8 +202,6 @@ def self_repair(
 
 def _require_plain_write(stream: ResidualStream, layer: int) -> None:
     """Refuse a block in which removing a head changes more of its write than the head's part."""
-    if not 0 <= layer < len(stream.model.blocks):
-        return  # the ablation says which heads there are
     block = stream.model.blocks[layer]
     between = None
     if stream.wiring.norms:
