@@ -188,6 +188,16 @@ def test_the_real_models_induction_rests_on_the_head_its_weights_point_to(smollm
     assert clean > 0.6 and without < 0.5 * clean and control > 0.8 * clean
 
 
+def test_self_repair_of_heads_whose_output_has_an_adapter_is_refused():
+    model = random_model("llama")
+    output = model.blocks[1].attn.o.original_component
+    output.register_forward_hook(lambda module, args, out: out + 0.1 * args[0])  # as LoRA adds
+    stream = record(model, TOKENS)
+    self_repair(stream, [(0, 2)], 6)
+    with pytest.raises(LedgerError, match=r"self_repair: in block 1 \(LlamaDecoderLayer\) the att"):
+        self_repair(stream, [(0, 2), (1, 0)], 6)
+
+
 @pytest.mark.parametrize("what", ["weight", "hook"])
 def test_self_repair_in_a_model_that_has_changed_since_the_recording_is_refused(what):
     model = random_model("llama")

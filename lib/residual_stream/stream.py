@@ -17,7 +17,7 @@ from .branches import keep_activations
 from .frozen import FrozenNorm
 from .inputs import to_positions, to_tokens
 from .ledger import Ledger
-from .rerun import rerun_from
+from .rerun import Hook, rerun_from
 from .wiring import Wiring, read_wiring
 
 if TYPE_CHECKING:
@@ -186,7 +186,9 @@ class ResidualStream:
             raise LedgerError(f"{caller}: {audit.verdict}")
         vars(self)["_closed"] = state
 
-    def require_same_run(self, layer: int, *, caller: str = "ResidualStream") -> None:
+    def require_same_run(
+        self, layer: int, *, caller: str = "ResidualStream", fwd_hooks: Sequence[Hook] = ()
+    ) -> None:
         """Raise an error unless the model still goes on from block ``layer`` as it did.
 
         For what compares this stream with a further run: a change of weights or hooks in between
@@ -195,11 +197,12 @@ class ResidualStream:
         Args:
             layer: The first block to run again; all positions must have been kept.
             caller: The function named in the error.
+            fwd_hooks: Hooks that look at this run.
 
         Raises:
             LedgerError: The run ends at another top.
         """
-        top = rerun_from(self.model, self.entering(layer), layer)
+        top = rerun_from(self.model, self.entering(layer), layer, fwd_hooks=fwd_hooks)
         if not torch.equal(top.to(self.top.device), self.top):
             raise LedgerError(f"{caller}: {CHANGED}")
 
