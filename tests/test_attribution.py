@@ -344,6 +344,13 @@ def test_a_text_of_several_tokens_is_refused_with_its_tokens(smollm2):
     assert str(caught.value) == expected
 
 
+def test_a_numpy_target_is_a_target(bench):
+    stream = record(bench, [[1, 5, 9], [2, 4, 7]])
+    plain = logit_attribution(stream, [6, 3])
+    assert torch.equal(logit_attribution(stream, list(np.array([6, 3]))).values, plain.values)
+    assert torch.equal(logit_attribution(stream, np.int64(6)).values[:, 0], plain.values[:, 0])
+
+
 def test_a_numpy_position_is_a_position(bench):
     stream = record(bench, "In the beginning God")
     ours, numpys = (logit_attribution(stream, 5, position=p) for p in (-1, np.int64(-1)))

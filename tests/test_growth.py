@@ -64,6 +64,14 @@ def test_a_falling_line_is_a_line():
     assert fit.r2_linear["log y"] == pytest.approx(1.0, abs=1e-6)
 
 
+def test_a_stream_of_many_hundred_updates_can_be_fitted():
+    depth = torch.arange(600, dtype=torch.float64)
+    for squares, law in ((3 + 0.2 * depth, "linear"), ((0.01 * depth).exp(), "exponential")):
+        fit = fit_growth(squares)
+        assert fit.better == law
+        assert max(fit.r2_linear["y"], fit.r2_exponential["y"]) == pytest.approx(1.0, abs=1e-6)
+
+
 def test_a_constant_is_both_laws_at_once():
     fit = fit_growth(torch.full((12,), 0.3))
     assert fit.better == "undecided"

@@ -8,6 +8,7 @@ import torch
 from handmade import N_TOKEN, induction_model, ledger_model, random_model
 from residual_stream.ablation import ablate_heads, self_repair
 from residual_stream.attribution import logit_attribution
+from residual_stream.audit import LedgerError
 from residual_stream.heads import (
     copying_scores,
     head_scores,
@@ -185,6 +186,29 @@ def test_the_real_models_induction_rests_on_the_head_its_weights_point_to(smollm
     ablate_heads(stream, [(11, 1)], fwd_hooks=hooks)
     control = found["score"]
     assert clean > 0.6 and without < 0.5 * clean and control > 0.8 * clean
+
+
+def test_self_repair_of_heads_whose_output_has_an_adapter_is_refused():
+    model = random_model("llama")
+    output = model.blocks[1].attn.o.original_component
+    output.register_forward_hook(lambda module, args, out: out + 0.1 * args[0])  # as LoRA adds
+    stream = record(model, TOKENS)
+    self_repair(stream, [(0, 2)], 6)
+    with pytest.raises(LedgerError, match=r"self_repair: in block 1 \(LlamaDecoderLayer\) the att"):
+        self_repair(stream, [(0, 2), (1, 0)], 6)
+
+
+@pytest.mark.parametrize("what", ["weight", "hook"])
+def test_self_repair_in_a_model_that_has_changed_since_the_recording_is_refused(what):
+    model = random_model("llama")
+    stream = record(model, TOKENS)
+    if what == "weight":
+        with torch.no_grad():
+            model.blocks[1].mlp.out.original_component.weight.mul_(1.5)
+    else:
+        model.add_hook("blocks.1.hook_mlp_out", lambda value, hook: 1.5 * value)
+    with pytest.raises(LedgerError, match="self_repair: the model no longer runs as it did"):
+        self_repair(stream, [(1, 0), (0, 2)], 6)
 
 
 def test_self_repair_of_a_difference_is_the_difference_of_direct_shares():

@@ -107,3 +107,17 @@ def test_blocks_that_torch_func_refuses_have_one_too(name):
 def test_a_bfloat16_jacobian_says_what_it_is():
     model = random_model("llama", dtype=torch.bfloat16)
     assert "singular values" in repr(block_jacobian(model, entering(model, 0), 0))
+
+
+def test_the_alignment_of_a_bfloat16_jacobian_is_not_rounded_to_its_dtype():
+    matrix = torch.eye(300).to(torch.bfloat16)
+    matrix[0, 1] = 1.0
+    assert BlockJacobian(0, 0, matrix).alignment == pytest.approx((300 / 301) ** 0.5, rel=1e-5)
+
+
+def test_a_jacobian_can_be_asked_for_in_inference_mode():
+    model = random_model("llama")
+    x = entering(model, 1)
+    with torch.inference_mode():
+        inside = block_jacobian(model, entering(model, 1), 1)
+    assert torch.equal(inside.matrix, block_jacobian(model, x, 1).matrix)

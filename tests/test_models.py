@@ -533,6 +533,28 @@ def test_a_module_that_is_no_language_model_is_refused():
         rs.load(torch.nn.Linear(2, 2))
 
 
+def test_a_model_inside_another_module_is_named():
+    with pytest.raises(
+        TypeError, match=r"got a DataParallel; .*\(pass the LlamaForCausalLM inside"
+    ):
+        rs.load(torch.nn.DataParallel(llama()))
+
+
+def test_a_model_that_is_wrapped_already_is_refused_and_the_first_bridge_still_records():
+    hf = llama()
+    bridge = rs.load(hf)
+    with pytest.raises(ValueError, match="this LlamaForCausalLM is wrapped by an earlier load"):
+        rs.load(hf)
+    assert rs.record(bridge, IDS).audit().ok
+
+
+def test_trying_whether_a_model_runs_fires_no_hook_of_the_caller():
+    bridge, seen = rs.load(llama(), dtype=torch.bfloat16), []
+    bridge.add_hook("blocks.0.hook_in", lambda value, hook: seen.append(value))
+    rs.load(bridge)
+    assert seen == []
+
+
 # the real model
 
 

@@ -119,3 +119,12 @@ def test_a_soft_cap_is_in_the_probabilities_and_not_in_the_shares():
     assert float(off.real[0].abs().max()) == pytest.approx(
         float(off.linear[0].abs().max()), rel=1e-4
     )
+
+
+def test_a_model_that_has_changed_since_the_recording_is_refused():
+    model = random_model("llama")
+    stream = rs.record(model, [[1, 5, 9, 2, 4]])
+    with torch.no_grad():
+        model.blocks[1].mlp.out.original_component.weight.mul_(1.5)
+    with pytest.raises(LedgerError, match="switch_off: the model no longer runs as it did"):
+        rs.switch_off(stream, [5], writes=2)

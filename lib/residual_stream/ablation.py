@@ -17,7 +17,7 @@ Self-Repair in Language Models*.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from .audit import LedgerError
 from .branches import output_matrix
+from .parts import rounding_allowance
 from .readout import read_readout
 from .rerun import Hook, rerun_from
 from .targets import Targets, target_ids
@@ -148,9 +149,9 @@ def self_repair(
 
     Raises:
         ValueError: As :func:`ablate_heads`, and targets that do not fit.
-        LedgerError: The stream does not close, or something stands between a head and the stream
-            (a norm on the branch or on the stream, a factor), so that taking it out is not
-            subtracting its write.
+        LedgerError: The stream does not close; the model no longer runs as it was recorded; or
+            something stands between a head and the stream (a norm on the branch or on the stream,
+            a factor, an adapter), so that taking it out is not subtracting its share.
 
     Example:
         >>> import residual_stream as rs
@@ -174,16 +175,21 @@ def self_repair(
     )
     if other is not None:
         ids, other = torch.broadcast_tensors(ids, other)
-    for layer, _ in heads:
+    together = _Ablation(stream, heads, how, "self_repair")  # says which heads there are
+    for layer in together.by_layer:
         _require_plain_write(stream, layer)
     d = readout.direction(ids, versus=other)
+    hooks, clean_writes = _watching(stream, together.by_layer, d, place)
+    stream.require_same_run(min(together.by_layer), caller="self_repair", fwd_hooks=hooks)
     sigma = readout.sigma(top)
     rows: dict[str, list[Tensor]] = {name: [] for name in ("direct", "effect", "later", "norm")}
     for layer, head in heads:
         ablation = _Ablation(stream, [(layer, head)], how, "self_repair")
-        after = ablation.run()[:, place].double()
+        hooks, left_writes = _watching(stream, [layer], d, place)
+        after = ablation.run(hooks)[:, place].double()
         sigma_after = readout.sigma(after)
         taken = ablation.taken(d, place)
+        _require_loss(stream, layer, clean_writes[layer], left_writes[layer], taken)
         clean, left = (top * d).sum(-1), (after * d).sum(-1)
         rows["direct"].append(taken / sigma)
         rows["effect"].append(clean / sigma - left / sigma_after)
@@ -198,10 +204,39 @@ def self_repair(
     )
 
 
+def _watching(
+    stream: ResidualStream, layers: Iterable[int], direction: Tensor, place: slice
+) -> tuple[list[Hook], dict[int, Tensor]]:
+    """Hooks that note what attention writes along a direction, and where: the sum and its size."""
+    noted: dict[int, Tensor] = {}
+
+    def note(value: Tensor, hook: Any, layer: int) -> None:
+        along = value[:, place].to(direction) * direction
+        noted[layer] = torch.stack([along.sum(-1), along.abs().sum(-1)])
+
+    points = {
+        write.layer: write.hooks[0]
+        for write in stream.wiring.writes
+        if write.kind in ("attn", "parallel")
+    }
+    return [(points[i], lambda value, hook, i=i: note(value, hook, i)) for i in layers], noted
+
+
+def _require_loss(
+    stream: ResidualStream, layer: int, clean: Tensor, left: Tensor, taken: Tensor
+) -> None:
+    """Refuse a head whose removal took something else than its share by the output weights."""
+    gap = (clean[0] - left[0] - taken).abs()
+    if bool((gap > rounding_allowance(stream.model.cfg.dtype) * (clean[1] + left[1])).any()):
+        raise LedgerError(
+            f"self_repair: in block {layer} ({block_class(stream.model.blocks[layer])}) the "
+            "attention's write does not lose what the head put into it through the output weights: "
+            "something else stands there (an adapter, a hook)"
+        )
+
+
 def _require_plain_write(stream: ResidualStream, layer: int) -> None:
     """Refuse a block in which removing a head changes more of its write than the head's part."""
-    if not 0 <= layer < len(stream.model.blocks):
-        return  # the ablation says which heads there are
     block = stream.model.blocks[layer]
     between = None
     if stream.wiring.norms:

@@ -28,6 +28,11 @@ from torch import Tensor
 
 from .frozen import FrozenNorm
 
+CHANGED = (
+    "the model no longer runs as it did when the stream was recorded (weights or hooks have "
+    "changed); record it again"
+)
+
 
 class LedgerError(RuntimeError):
     """The recorded writes do not add up to the model's own stream."""

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .audit import LedgerError
+from .audit import CHANGED, LedgerError
 from .experts import Experts, has_experts
 from .frozen import FrozenNorm
 from .parts import BranchParts, rounding_allowance
@@ -284,10 +284,7 @@ class _Splitter:
                     watched.remove()
         own = self.stream.top
         if not torch.equal(top[:, self.stream.positions.to(top.device)].to(own.device), own):
-            raise LedgerError(
-                "logit_attribution: the model no longer runs as it did when the stream was "
-                "recorded (weights or hooks have changed); record it again"
-            )
+            raise LedgerError(f"logit_attribution: {CHANGED}")
 
     def _into_the_branch(self, layer: int, along: Projection) -> tuple[Projection, Tensor | None]:
         """The projection behind the branch's factor and norm, and the share of the norm's bias."""

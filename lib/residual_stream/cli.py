@@ -78,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="residual-stream",
         description="The audited ledger of a transformer's residual stream.",
         epilog="Exit status: 0 the ledger closes, 1 it does not (or the model is refused), 2 wrong "
-        "use, 3 the model can't be had, 4 the run failed otherwise.",
+        "use, 3 the model can't be had, 4 the run failed otherwise, 130 interrupted, 141 the "
+        "reader of stdout left.",
     )
     parser.add_argument("--version", action="version", version=f"residual-stream {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -7,6 +7,8 @@ import re
 import torch
 from torch import nn
 
+from .rerun import without_hooks
+
 
 def choose_device(device: str | torch.device | None, dtype: torch.dtype | None) -> torch.device:
     """The device asked for, checked to be usable here, or the best one in the order cuda, mps, cpu.
@@ -66,7 +68,7 @@ def require_runs(model: nn.Module, dtype: torch.dtype) -> None:
         return
     token = torch.zeros(1, 1, dtype=torch.long, device=model.cfg.device)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), without_hooks(model):
             model(token, return_type=None)
     except Exception as error:  # what is wrong for another reason says so when it is used
         if not re.search(r"scalar type|same dtype", str(error)):

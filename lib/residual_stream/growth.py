@@ -133,7 +133,8 @@ def _exponential_on_y(depth: Tensor, y: Tensor) -> Tensor:
     """A exp(r l) closest to y; A is in closed form for every r."""
 
     def shape(rate: Tensor) -> Tensor:
-        grown = (rate[:, None] * (depth - depth[-1])).exp()
+        exponent = rate[:, None] * depth
+        grown = (exponent - exponent.amax(1, keepdim=True)).exp()  # 1 at most, at any depth
         return grown * ((grown * y).sum(1) / grown.square().sum(1))[:, None]
 
     rate = _search(lambda r: (shape(r) - y).square().sum(1), 3.0)

@@ -49,8 +49,7 @@ class BlockJacobian:
     @cached_property
     def singular_values(self) -> Float[Tensor, " d_model"]:
         """Singular values, largest first: 1 throughout for the identity."""
-        wide = torch.promote_types(self.matrix.dtype, torch.float32)  # bfloat16 has no SVD
-        return torch.linalg.svdvals(self.matrix.to(wide))
+        return torch.linalg.svdvals(_wide(self.matrix))
 
     @property
     def alignment(self) -> float:
@@ -59,13 +58,13 @@ class BlockJacobian:
         1 for the identity; about :math:`1/\sqrt{1+s^2}` where the branch is unrelated to it and of
         relative size s; near 0 for a block without shortcut.
         """
-        norm = torch.linalg.matrix_norm(self.matrix) * len(self.matrix) ** 0.5
-        return float(self.matrix.trace() / norm)
+        matrix = _wide(self.matrix)
+        return float(matrix.trace() / (torch.linalg.matrix_norm(matrix) * len(matrix) ** 0.5))
 
     @property
     def branch_size(self) -> float:
         r"""Size of the branch's derivative beside the identity's, :math:`\|J-I\|_F/\|I\|_F`."""
-        return float(torch.linalg.matrix_norm(self.branch) / len(self.matrix) ** 0.5)
+        return float(torch.linalg.matrix_norm(_wide(self.branch)) / len(self.matrix) ** 0.5)
 
     def __repr__(self) -> str:
         """One line: the block, its alignment with the identity, its singular values."""
@@ -75,6 +74,11 @@ class BlockJacobian:
             f"identity {self.alignment:.2f}, singular values {float(values[-1]):.2g} to "
             f"{float(values[0]):.2g}, median {float(values.median()):.2g})"
         )
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    """At least float32: bfloat16 has no SVD, and its sums keep two digits."""
+    return matrix.to(torch.promote_types(matrix.dtype, torch.float32))
 
 
 def block_jacobian(
@@ -129,15 +133,15 @@ def block_jacobian(
             "counted from 0"
         )
     place = position % length
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         x = residual[place].detach().clone().requires_grad_()
         held = residual.detach()
         # With what comes after: in a bidirectional model it is read too.
         stream = torch.cat([held[:place], x[None], held[place + 1 :]])[None]
         after = run_blocks(model, stream, layer, layer + 1)[0, place]
-    # Not torch.func.jacrev, which BLOOM's own activation refuses.
-    rows = [
-        torch.autograd.grad(after, x, some, retain_graph=True, is_grads_batched=True)[0]
-        for some in torch.eye(width).to(after).split(rows_at_once)
-    ]
+        # Not torch.func.jacrev, which BLOOM's own activation refuses.
+        rows = [
+            torch.autograd.grad(after, x, some, retain_graph=True, is_grads_batched=True)[0]
+            for some in torch.eye(width).to(after).split(rows_at_once)
+        ]
     return BlockJacobian(layer, place, torch.cat(rows))

@@ -76,7 +76,8 @@ def load(
         The model. `cfg.dtype`, `cfg.device` and `cfg.model_name` say what it is.
 
     Raises:
-        ValueError: An unknown name, device, checkpoint or option, or a dtype that isn't floating.
+        ValueError: An unknown name, device, checkpoint or option, a dtype that isn't floating, or a
+            loaded model that an earlier call wrapped.
         TypeError: Something that is neither a name nor a model.
         FetchError: The weights can't be fetched, checked or kept: no network (`NoNetworkError`), a
             damaged file (`DamagedError`), a full disk (`NoSpaceError`).
@@ -279,6 +280,7 @@ def _loaded(
     """A Hugging Face model in memory, or a bridge."""
     with _without_trace():
         from transformer_lens.model_bridge import TransformerBridge
+        from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
         from transformers import PreTrainedModel
 
         if isinstance(model, TransformerBridge):
@@ -288,9 +290,16 @@ def _loaded(
                 model.to(device=device, dtype=dtype, print_details=False)
             return _honest(model, model.cfg.model_name)
         if not isinstance(model, PreTrainedModel):
+            inside = next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)
+            hint = "" if inside is None else f" (pass the {type(inside).__name__} inside it)"
             raise TypeError(
                 f"load: got a {type(model).__name__}; pass a transformers model (PreTrainedModel), "
-                "a TransformerBridge, or a name"
+                f"a TransformerBridge, or a name{hint}"
+            )
+        if any(isinstance(m, GeneralizedComponent) for m in model.modules()):
+            raise ValueError(
+                f"load: this {type(model).__name__} is wrapped by an earlier load already, and a "
+                "second would break the first; use what that one returned, or a new model"
             )
         if device is not None or dtype is not None:
             model.to(device=device, dtype=dtype)

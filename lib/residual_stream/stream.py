@@ -12,11 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .audit import Audit, BlockAudit, LedgerError, audit_ledger, ledger_state
+from .audit import CHANGED, Audit, BlockAudit, LedgerError, audit_ledger, ledger_state
 from .branches import keep_activations
 from .frozen import FrozenNorm
 from .inputs import to_positions, to_tokens
 from .ledger import Ledger
+from .rerun import Hook, rerun_from
 from .wiring import Wiring, read_wiring
 
 if TYPE_CHECKING:
@@ -184,6 +185,26 @@ class ResidualStream:
         if not audit.ok:
             raise LedgerError(f"{caller}: {audit.verdict}")
         vars(self)["_closed"] = state
+
+    def require_same_run(
+        self, layer: int, *, caller: str = "ResidualStream", fwd_hooks: Sequence[Hook] = ()
+    ) -> None:
+        """Raise an error unless the model still goes on from block ``layer`` as it did.
+
+        For what compares this stream with a further run: a change of weights or hooks in between
+        would be counted as an effect of what that run takes out.
+
+        Args:
+            layer: The first block to run again; all positions must have been kept.
+            caller: The function named in the error.
+            fwd_hooks: Hooks that look at this run.
+
+        Raises:
+            LedgerError: The run ends at another top.
+        """
+        top = rerun_from(self.model, self.entering(layer), layer, fwd_hooks=fwd_hooks)
+        if not torch.equal(top.to(self.top.device), self.top):
+            raise LedgerError(f"{caller}: {CHANGED}")
 
     def __repr__(self) -> str:
         """One line: the model, the writes and the shape."""

@@ -101,7 +101,8 @@ def switch_off(
 
     Raises:
         ValueError: Several rows, positions that were not kept, or too many switches.
-        LedgerError: The stream does not close, or its block's writes pass a norm on the stream.
+        LedgerError: The stream does not close, the model no longer runs as it was recorded, or its
+            block's writes pass a norm on the stream.
 
     Example:
         >>> import residual_stream as rs
@@ -121,6 +122,7 @@ def switch_off(
         shares = torch.stack([s.values[: len(stream.labels), 0] for s in splits])
         logit = torch.stack([s.logit[0] for s in splits])
         switches = sorted(shares[0].abs().topk(writes).indices.tolist())
+        stream.require_same_run(_first_block(stream, switches), caller="switch_off")
         off = _combinations(len(switches)).to(shares.device)
         linear = logit - off.to(shares.dtype) @ shares[:, switches].T
         chosen = [[w for w, out in zip(switches, row, strict=True) if out] for row in off.tolist()]
@@ -155,7 +157,7 @@ def _run(stream: ResidualStream, off: list[int]) -> Float[Tensor, " d_model"]:
     if not off:
         return stream.top[0, -1]
     written = [stream.wiring.writes[i] for i in off]
-    first = max(0, min(write.layer for write in written))
+    first = _first_block(stream, off)
     residual = stream.entering(first)
     for index, write in zip(off, written, strict=True):
         if write.layer < 0:  # an embedding's row: no block writes it
@@ -168,6 +170,10 @@ def _run(stream: ResidualStream, off: list[int]) -> Float[Tensor, " d_model"]:
 
     hooks = [(name, leave_out) for w in written if w.layer >= 0 for name in w.hooks]
     return rerun_from(stream.model, residual, first, fwd_hooks=hooks)[0, -1]
+
+
+def _first_block(stream: ResidualStream, off: list[int]) -> int:
+    return max(0, min(stream.layers[index] for index in off))
 
 
 def _require(stream: ResidualStream, writes: int) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,7 +17,8 @@ from .readout import Readout
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
-Targets = str | int | Sequence[str | int] | Tensor
+Target = str | int | np.integer
+Targets = Target | Sequence[Target] | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +163,9 @@ def target_ids(
         >>> target_ids(rs.load("bench"), [3, 5], batch=2, pos=1).tolist()
         [[3], [5]]
     """
-    if isinstance(targets, str) or (isinstance(targets, int) and not isinstance(targets, bool)):
+    if isinstance(targets, str) or (
+        isinstance(targets, Integral) and not isinstance(targets, bool)
+    ):
         found = torch.tensor([[_one(model, targets, caller)]])
     elif isinstance(targets, Tensor):
         found = _from_tensor(targets, batch, pos, caller)
@@ -180,13 +185,13 @@ def target_ids(
     return found.to(device=model.cfg.device, dtype=torch.long)
 
 
-def _one(model: TransformerBridge, target: str | int, caller: str) -> int:
-    if isinstance(target, bool) or not isinstance(target, str | int):
+def _one(model: TransformerBridge, target: Target, caller: str) -> int:
+    if isinstance(target, bool) or not isinstance(target, str | Integral):
         raise TypeError(
             f"{caller}: a target is a token's text or an id; got a {type(target).__name__}"
         )
-    if isinstance(target, int):
-        return target
+    if isinstance(target, Integral):
+        return int(target)
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError(
