@@ -115,7 +115,7 @@ def test_a_table_prints_itself_with_every_row():
     table = packing_table(WIDTHS, [0.1, 0.2])
     text = table._repr_markdown_()
     assert len(text.splitlines()) == 2 + 8
-    assert "8,192" in text
+    assert "8\u202f192" in text
     assert len(table.to_frame()) == 8
 
 

@@ -332,7 +332,7 @@ def test_switching_writes_off_gives_the_guess_and_the_models_word(opened):
     root.get_by_role("checkbox").nth(3).press("Space")
     off = 0b1001
     said = says(page, 4)
-    names = ", ".join(case["labels"][case["switches"][i]] for i in (0, 3))
+    names = " and ".join(case["labels"][case["switches"][i]] for i in (0, 3))
     assert said.startswith(f"Without {names} the ledger's guess")
     assert (
         f" is {case['linear'][off][0]:.1f}." in said and f"says {case['real'][off][0]:.1f}," in said
@@ -379,7 +379,8 @@ def test_a_writing_head_is_picked_on_the_map_and_held_against_chance(opened):
     root = page.locator(".rs-widget").nth(6)
     assert says(page, 6) == (
         "L0H1 writes. Of the 4 heads above it, L2H0 hears it most through its keys: 2.000, "
-        "15.0 standard deviations from chance (0.500). 1 of them stand more than 3 above."
+        "15.0 standard deviations from chance (0.500). 1 of them stand more "
+        "than 3 standard deviations above it."
     )
     root.get_by_role("slider").press("Home")
     assert "L1H1 hears it most" in says(page, 6)
@@ -400,10 +401,10 @@ def test_a_path_length_is_picked_by_key_and_pointer_for_each_model(opened):
     root = page.get_by_role("group", name="The gradient by path length")
     said = root.get_by_role("status")
     assert said.inner_text() == (
-        "old: the paths through 2 branches are together 4,500 times as long as the whole gradient "
-        "(6 at position 0). All paths up to this length, added up, miss it by 3,000 times its "
-        "length. The sizes for all lengths add up to 9,000 times the whole; the mean path enters "
-        "2.2 branches."
+        "old: the paths through 2 branches are together 4\u202f500 times as long as the whole "
+        "gradient (6 at position 0). All paths up to this length, added up, miss it by "
+        "3\u202f000 times its length. The sizes for all lengths add up to 9\u202f000 times the "
+        "whole; the mean path enters 2.2 branches."
     )
     slider = root.get_by_role("slider", name="Branches on the path")
     slider.press("End")
@@ -412,7 +413,7 @@ def test_a_path_length_is_picked_by_key_and_pointer_for_each_model(opened):
     assert said.inner_text().startswith("old: the paths through no branch are together 0.5 times")
     bar = root.locator(".rs-place").nth(1).bounding_box()
     page.mouse.click(bar["x"] + bar["width"] / 2, bar["y"] + bar["height"] / 2)
-    assert "the paths through 1 branch are together 1,500 times" in said.inner_text()
+    assert "the paths through 1 branch are together 1\u202f500 times" in said.inner_text()
     assert slider.get_attribute("aria-valuetext") == "1"
     assert root.locator("rect.rs-part").count() == 5
     slider.press("End")
@@ -432,7 +433,7 @@ def test_the_runs_of_a_depth_and_a_rate_are_told_from_each_other(opened):
         f"DeepNorm ({grid.loc[('DeepNorm', 24, 0.01)]['last']:.2f} nats), LayerScale"
     )
     assert "No better than guessing (2.48 nats): post-LN" in said.inner_text()
-    assert said.inner_text().endswith("Blew up: residual, at step 1.")
+    assert said.inner_text().endswith("Blew up: residual (at step 1).")
     curves = root.locator("svg.rs-chart").nth(0).locator(".rs-run")
     assert curves.count() == 8
     root.get_by_role("radio", name="2", exact=True).check()

@@ -28,6 +28,8 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
+from .report import number
+
 
 def log_pair_tail(width: int, epsilon: float) -> float:
     r"""Return ``ln P(|cos| > epsilon)`` for two independent uniform directions, exactly.
@@ -253,7 +255,7 @@ class PackingTable:
         ]
         for row in self.rows:
             counts = [_count_text(n) for n in (row.union, row.random, row.exists, row.welch)]
-            lines.append(f"| {row.width:,} | {row.epsilon:g} | {' | '.join(counts)} |")
+            lines.append(f"| {number(row.width, 5)} | {row.epsilon:g} | {' | '.join(counts)} |")
         return "\n".join(lines)
 
 
@@ -287,7 +289,7 @@ def _quadrature() -> tuple[np.ndarray, np.ndarray]:
 
 def _count_text(log_count: float) -> str:
     if log_count < math.log(1e6):
-        return f"{math.exp(log_count):,.0f}"
+        return f"{math.exp(log_count):,.0f}".replace(",", "\u202f")
     power = str(int(log_count / math.log(10))).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"10{power}"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from .style import PALETTE, SEQUENTIAL, band, panels, styled, zero_line
@@ -160,7 +161,7 @@ def direct_and_effect(split: SelfRepair, *, named: int = 6) -> Figure:
     figure, (left, right) = panels(1, 2, height=3.4)
     layer = np.array([layer for layer, _ in split.heads])
     dots = left.scatter(frame["direct"], frame["effect"], c=layer, cmap=SEQUENTIAL, s=14)
-    figure.colorbar(dots, ax=left, label="layer", shrink=0.8)
+    figure.colorbar(dots, ax=left, label="layer", shrink=0.8, ticks=MaxNLocator(integer=True))
     ends = [min(0.0, frame["direct"].min()), frame["direct"].max()]
     left.plot(ends, ends, color=PALETTE["other"], linewidth=0.8, linestyle="--")
     zero_line(left)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..divisor import DivisorEffect
 from ..packing import PackingTable
+from ..report import number
 from ..subspaces import Bandwidth
 from .style import PALETTE, SEQUENTIAL, panels, styled, zero_line
 
@@ -54,7 +55,7 @@ def packing_bounds(
         for epsilon, count in (simulated or {}).get(width, {}).items():
             ax.plot(epsilon, math.log10(count), "o", color=PALETTE["stream"], markersize=4)
         ax.set_ylim(0, 24)
-        ax.set_xlabel(f"largest |cos| allowed, ε\n(d = {width:,})", fontsize=9)
+        ax.set_xlabel(f"largest |cos| allowed, ε\n(d = {number(width, 5)})", fontsize=9)
     axes[0].set_ylabel("number of directions (power of ten)")
     widest = max(row.epsilon for row in table.rows)
     axes[0].text(widest, math.log10(widths[0]), "a basis: d", ha="right", va="bottom", fontsize=7)
@@ -82,7 +83,9 @@ def largest_cosines(
             range(1, len(values) + 1), values.cpu().numpy(), where="post", color=color, linewidth=1
         )
         ax.plot(list(medians[width]), list(medians[width].values()), "--", color=color)
-        ax.text(len(values), float(values[-1]), f" d = {width:,}", color=color, va="center")
+        ax.text(
+            len(values), float(values[-1]), f" d = {number(width, 5)}", color=color, va="center"
+        )
     ax.set_xscale("log")
     ax.set_xlabel("number of random directions N (log scale)")
     ax.set_ylabel("largest |cos| among them")
@@ -180,7 +183,7 @@ def cosine_histograms(samples: Mapping[str, Float[Tensor, " pair"]], *, width: i
     middle = (edges[1:] + edges[:-1]) / 2
     normal = np.exp(-(middle**2) * width / 2) * math.sqrt(width / (2 * math.pi))
     ax.fill_between(middle, normal, color=PALETTE["other"], alpha=0.35, label="random directions")
-    colors = [PALETTE[name] for name in ("embed", "mlp", "attn", "norm")]
+    colors = [PALETTE[name] for name in ("embed", "norm", "mlp", "stream")]
     for (name, values), color in zip(samples.items(), colors, strict=False):
         density = np.histogram(values.cpu().numpy(), edges, density=True)[0]
         ax.plot(middle, density, color=color, label=name)
@@ -215,7 +218,7 @@ def two_shocks(
     left.set_yscale("log")
     left.set_xlabel("writes so far")
     left.set_ylabel("kurtosis of the stream (log scale)")
-    left.text(0, 3, "Gaussian: 3", va="top", fontsize=8, color=PALETTE["other"])
+    left.text(0, 2.9, "Gaussian: 3", va="top", fontsize=8, color=PALETTE["other"])
     left.set_ylim(2, None)
     left.legend()
     zero_line(right)

@@ -105,6 +105,7 @@ def lens_of_one(kl: Float[Tensor, " depth"], *, reads: Sequence[str], predicted:
             ax.annotate(
                 shown(word), (depth, heights[depth]), xytext=(0, 3), ha="center", va="bottom",
                 rotation=90, fontsize=7, textcoords="offset points",
+                color=colors[depth] if word == predicted else None,
             )  # fmt: skip
     ax.set_ylim(0, 1.35 * max(float(heights.max()), 1e-3))
     ax.set_xlabel("depth (layers run)")

@@ -18,7 +18,7 @@ _WORDS = {
     "token": "Token",
     "play": "Let it climb",
     "stop": "Stop",
-    "scale": "length of the stream, from {low} to {high}",
+    "scale": "length of the stream, from {low} to {high} (position 0 in yellow)",
     "says": "{depth}, at “{token}”: the stream is {norm} long, at a cosine of {cosine} to the row "
     "that it started from. The lens reads {read}.",
     "zero": " Position 0 is unlike all others.",

@@ -22,7 +22,7 @@ _WORDS = {
     "writes": "writing head, by layer",
     "says": "{head} writes. Of the {count} heads above it, {best} hears it most through its "
     "{reader}: {score}, {far} standard deviations from chance ({chance}). {above} of them stand "
-    "more than {limit} above.",
+    "more than {limit} standard deviations above it.",
     "none": "{head} is in the last layer: no head of the stack reads it.",
 }
 _READERS = {"Q": "queries", "K": "keys", "V": "values"}

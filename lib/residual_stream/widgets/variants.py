@@ -29,7 +29,7 @@ _WORDS = {
     "learned": "Best first: {names}. ",
     "guessing": "No better than guessing ({guess} nats): {names}. ",
     "blown": "Blew up: {names}.",
-    "step": "{name}, at step {step}",
+    "step": "{name} (at step {step})",
     "one": "{name} ({last} nats)",
     "none": "Tick a connection to see its run.",
 }

@@ -60,11 +60,18 @@ const narrow = (el) => el.clientWidth > 0 && el.clientWidth < 520;
 // A sentence with its gaps filled.
 const fillIn = (text, gaps) => text.replace(/\{(\w+)\}/g, (_, name) => gaps[name]);
 
+// A number as the book's sentences write it: thousands set off by a narrow space.
+const grouped = (value) => value.toLocaleString("en", { maximumFractionDigits: 6 }).replaceAll(",", "\u202f");
+
+// Items as a sentence joins them.
+const listing = (items) => [items.slice(0, -1).join(", "), ...items.slice(-1)].filter(Boolean).join(" and ");
+
 // A labelled slider over the frames of a figure: a native one, so keys and touch are the browser's.
 function slider(model, { label, values, moved = (index) => keep(model, "value", index) }) {
   const id = newId();
   const input = make("input", { id, type: "range", min: 0, max: values.length - 1, step: 1 });
-  const output = make("span", { class: "rs-value", "aria-hidden": "true" });
+  const longest = Math.max(3, ...values.map((value) => `${value}`.length));
+  const output = make("span", { class: "rs-value", "aria-hidden": "true", style: `width: ${longest}ch` });
   input.addEventListener("input", () => moved(Number(input.value)));
   const row = make("div", { class: "rs-slider" }, make("label", { for: id }, label), input, output);
   function show(index) {
@@ -318,7 +325,7 @@ function ledger(model, el) {
     show();
   });
   const width = narrow(el) ? 310 : 620;
-  const chart = draw("svg", { class: "rs-ledger", viewBox: `0 0 ${width} 150`, "aria-hidden": "true" });
+  const chart = draw("svg", { class: "rs-ledger", viewBox: `0 0 ${width} 134`, "aria-hidden": "true" });
   const field = make("fieldset", {});
   const all = make("button", { type: "button" }, words.all);
   all.addEventListener("click", () => keep(model, "value", 0));
@@ -329,7 +336,7 @@ function ledger(model, el) {
   });
   const table = make("table", { class: "rs-table rs-two" }, make("tbody", {}, ...results.map((r) => r.row)));
   const picks = make("div", { class: "rs-picks" }, prompts.row, tokens.row);
-  root.append(picks, chart, field, says, table, make("div", { class: "rs-buttons" }, all));
+  root.append(picks, chart, make("p", { class: "rs-scale" }, words.axis), field, says, table, make("div", { class: "rs-buttons" }, all));
 
   let [bars, boxes] = [[], []];
   const isOff = (write) => {
@@ -363,8 +370,7 @@ function ledger(model, el) {
       }
       return bar;
     });
-    const axis = draw("text", { class: "rs-axis", x: 2, y: 147 }, words.axis);
-    chart.replaceChildren(draw("line", { class: "rs-zero", x1: 0, x2: width, y1: y(0), y2: y(0) }), ...bars, axis);
+    chart.replaceChildren(draw("line", { class: "rs-zero", x1: 0, x2: width, y1: y(0), y2: y(0) }), ...bars);
     boxes = c.switches.map((write, at) => {
       const box = make("input", { type: "checkbox" });
       box.addEventListener("change", () => flip(at));
@@ -389,7 +395,7 @@ function ledger(model, el) {
     say(fillIn(words[off ? "off" : "on"], {
       prompt: c.prompt,
       writes: c.labels.length,
-      names: c.switches.filter(isOff).map((i) => c.labels[i]).join(", "),
+      names: listing(c.switches.filter(isOff).map((i) => c.labels[i])),
       token: c.tokens[token].trim(),
       guess: bare(numbers[0]),
       real: bare(numbers[1]),
@@ -452,7 +458,7 @@ function climb(model, el) {
       if (d + 2 >= depths.length) stop();
     }, 160);
   });
-  const scale = fillIn(words.scale, { low: (10 ** least).toPrecision(2), high: Math.round(10 ** most) });
+  const scale = fillIn(words.scale, { low: (10 ** least).toPrecision(2), high: grouped(Math.round(10 ** most)) });
   root.append(
     depth.row, token.row, make("div", { class: "rs-buttons" }, play), says, grid,
     make("p", { class: "rs-scale" }, make("span", { class: "rs-ramp", "aria-hidden": "true" }), ` ${scale}`),
@@ -468,7 +474,7 @@ function climb(model, el) {
     if (timer && d + 1 < depths.length) return; // said once, when it has arrived
     const reading = read[d][t].map(([text, p]) => `“${text.trim() || "␣"}” (${Math.round(100 * p)} %)`);
     say(fillIn(words.says, {
-      depth: depths[d], token: tokens[t].trim(), norm: norms[d][t],
+      depth: depths[d], token: tokens[t].trim(), norm: grouped(norms[d][t]),
       cosine: cosines[d][t].toFixed(2).replace("-", "−"), read: reading.join(", "),
     }) + (t === 0 ? words.zero : ""));
   });
@@ -584,7 +590,7 @@ function path_lengths(model, el) {
   const y = (value) => 6 + ((high - bottom - 6) * (most - Math.log10(Math.max(value, floor)))) / (most - low);
   const amount = (value) => {
     if (value < floor) return fillIn(words.least, { floor });
-    return Number(value.toPrecision(2)).toLocaleString("en", { maximumFractionDigits: 6 });
+    return grouped(Number(value.toPrecision(2)));
   };
   let [built, bars, dots] = [-1, [], []];
 
@@ -597,7 +603,7 @@ function path_lengths(model, el) {
       const at = y(10 ** power);
       ticks.push(draw("line", { class: power ? "rs-tick" : "rs-tick rs-whole", x1: left, x2: wide, y1: at, y2: at }));
       if ((power - low) % 2 === 0) {
-        const text = (10 ** power).toLocaleString("en", { maximumFractionDigits: 6 });
+        const text = grouped(10 ** power);
         ticks.push(draw("text", { class: "rs-axis rs-end", x: left - 5, y: at + 4 }, text));
       }
     }
