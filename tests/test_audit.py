@@ -8,6 +8,7 @@ import torch
 import residual_stream as rs
 from residual_stream.architectures import TOKENS, random_model
 from residual_stream.audit import audit_ledger
+from residual_stream.frozen import FrozenNorm
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])
 
@@ -20,6 +21,17 @@ def test_the_bound_is_unit_roundoff_times_the_partial_sums():
     audit = audit_ledger(writes_of(1.0, 2.0, 4.0), torch.full((1, 1, 1), 7.0), [])
     assert audit.bound == pytest.approx(2.0**-24 * (3 + 7))
     assert audit.sum_error == 0 and audit.ok
+
+
+def test_the_bound_before_a_norm_goes_through_it():
+    model = random_model("gpt1")
+    x = rs.record(model, TOKENS).writes[0]
+    norm = FrozenNorm.of(model, "blocks.0.ln1").at(x)
+    error = torch.zeros_like(x)
+    error[..., 3] = 1e-3
+    moved = norm.push(error).abs()
+    none, some = (norm.bound(before, x, 2**-24) for before in (0 * error, error))
+    assert bool((some - none >= moved * (1 - 1e-6)).all()) and bool((none < moved.max()).all())
 
 
 def test_the_bound_holds_where_rounding_is_worst():

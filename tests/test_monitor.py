@@ -288,6 +288,14 @@ def test_a_step_without_a_forward_pass_is_an_error_at_first_and_a_warning_later(
 # -- what it measures --
 
 
+def test_before_a_backward_pass_a_gradient_is_unknown_and_not_zero():
+    model = hugging_face("llama")
+    with rs.StreamMonitor(model, every=1) as monitor:
+        logits(model, ids())
+        monitor.step()
+    assert monitor.to_frame()["gradient"].isna().all()
+
+
 def test_the_values_are_those_of_the_tensors():
     model = stack(None, None)
     caught = {}

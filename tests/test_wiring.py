@@ -50,12 +50,14 @@ def test_a_record_of_parallel_blocks_fires_the_callers_hooks_for_its_own_run_onl
     assert seen == [TOKENS.shape]
 
 
-def test_the_order_of_adding_is_asked_again_after_blocks_that_wrote_nothing():
-    model = random_model("cohere")  # adds its branches one by one
+@pytest.mark.parametrize("name", ["cohere", "neox"])  # branches one by one, and together
+def test_the_order_of_adding_is_asked_again_after_blocks_that_wrote_nothing(name):
+    model = random_model(name)
     trained = {k: v.clone() for k, v in model.original_model.state_dict().items()}
+    outputs = ("o_proj", "down_proj", "attention.dense", "dense_4h_to_h")
     with torch.no_grad():
-        for name, weight in model.original_model.named_parameters():
-            if "o_proj" in name or "down_proj" in name:
+        for key, weight in model.original_model.named_parameters():
+            if any(output in key.replace("_original_component.", "") for output in outputs):
                 weight.zero_()
     assert rs.record(model, TOKENS).audit().ok  # either order gives x + 0 + 0
     model.original_model.load_state_dict(trained)
