@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from handmade import N_TOKEN, induction_model, ledger_model, random_model
+from residual_stream import architectures
 from residual_stream.ablation import ablate_heads, self_repair
 from residual_stream.attribution import logit_attribution
 from residual_stream.audit import LedgerError
@@ -217,3 +218,8 @@ def test_self_repair_of_a_difference_is_the_difference_of_direct_shares():
     apart = self_repair(stream, [(0, 2)], 6).direct - self_repair(stream, [(0, 2)], 9).direct
     assert torch.allclose(both.direct, apart, atol=1e-5)
     assert float(both.remainder.abs().max()) < 1e-5
+
+
+def test_a_block_without_attention_patterns_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"block 0 \(MambaBlock\) has no attention pattern"):
+        head_scores(architectures.random_model("mamba"), length=4)

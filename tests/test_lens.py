@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from handmade import random_model
+from residual_stream import architectures
 from residual_stream.lens import lens_by_depth
 from residual_stream.readout import read_readout
 from residual_stream.stream import record
@@ -64,3 +66,8 @@ def test_chosen_positions_are_the_same_places_of_all():
     some, every = lens_by_depth(model, TOKENS, positions=slice(1, 4)), lens_by_depth(model, TOKENS)
     assert torch.allclose(some.kl, every.kl[:, :, 1:4], atol=1e-5)
     assert torch.equal(some.top_ids, every.top_ids[:, :, 1:4])
+
+
+def test_a_post_ln_model_has_no_lens():
+    with pytest.raises(ValueError, match="lens_by_depth: Block is post-LN"):
+        lens_by_depth(architectures.random_model("gpt1"), architectures.TOKENS)

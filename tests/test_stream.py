@@ -7,6 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
 import residual_stream as rs
+from handmade import random_model
 
 
 def tiny(**options):
@@ -221,3 +222,12 @@ def test_a_block_that_skips_its_writes_is_refused_by_name():
     )
     with pytest.raises(rs.LedgerError, match=r"block 2 \(GPT2Block\) ended after 6 .*'2_attn_out'"):
         rs.record(model, IDS)
+
+
+def test_a_model_in_train_mode_is_told_so():
+    model = random_model("gpt2")
+    model.train()
+    with pytest.raises(rs.LedgerError, match=r"in train mode, and its dropout \(.*model.eval\(\)"):
+        rs.record(model, [1, 2, 3])
+    model.eval()
+    assert rs.record(model, [1, 2, 3]).audit().ok

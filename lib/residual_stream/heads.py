@@ -13,6 +13,7 @@ from torch import Tensor
 from .composition import per_head
 from .readout import read_readout
 from .rerun import run_to_top
+from .wiring import block_class
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
@@ -136,7 +137,8 @@ def head_scores(
         Mean attention, between 0 and 1, over rows and queries.
 
     Raises:
-        ValueError: More tokens than the model reads, or than the vocabulary has.
+        ValueError: More tokens than the model reads, or than the vocabulary has; a block without
+            an attention pattern.
 
     Source:
         Olsson et al. 2022, *In-context Learning and Induction Heads*.
@@ -146,6 +148,13 @@ def head_scores(
         >>> rs.head_scores(rs.load("bench"), length=8).previous.shape
         torch.Size([4, 4])
     """
+    points = [f"blocks.{i}.attn.hook_pattern" for i in range(len(model.blocks))]
+    bare = [i for i, point in enumerate(points) if model.get_hook_point(point) is None]
+    if bare:
+        raise ValueError(
+            f"head_scores: block {bare[0]} ({block_class(model.blocks[bare[0]])}) has no attention "
+            "pattern to score"
+        )
     tokens = repeated_random_tokens(model, length=length, batch=batch, seed=seed)
     n_layers, n_heads = len(model.blocks), model.cfg.n_heads
     scores = torch.zeros(len(PATTERNS), n_layers, n_heads, device=tokens.device)
@@ -161,10 +170,7 @@ def head_scores(
         for row, (query, back) in enumerate(places):
             scores[row, layer] = pattern[:, :, query, query - back].float().mean((0, 2))
 
-    hooks = [
-        (f"blocks.{i}.attn.hook_pattern", lambda value, hook, i=i: reduce(value, i))
-        for i in range(n_layers)
-    ]
+    hooks = [(point, lambda value, hook, i=i: reduce(value, i)) for i, point in enumerate(points)]
     run_to_top(model, tokens, fwd_hooks=hooks)
     return HeadScores(*scores, tokens=tokens)
 

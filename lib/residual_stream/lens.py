@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .inputs import to_positions, to_tokens
+from .wiring import block_class, final_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +93,8 @@ def lens_by_depth(
         Agreement and KL(model ‖ lens) at every depth and position.
 
     Raises:
-        ValueError: As :func:`residual_stream.record`.
+        ValueError: As :func:`residual_stream.record`; or a post-LN model, whose stream has been
+            through a norm at every depth already.
 
     Example:
         >>> import residual_stream as rs
@@ -103,6 +105,11 @@ def lens_by_depth(
     # Imported here: TransformerLens takes seconds to import.
     from transformer_lens.tools.analysis import logit_lens
 
+    if final_norm(model) != "ln_final":
+        raise ValueError(
+            f"lens_by_depth: {block_class(model.blocks[0])} is post-LN: its stream goes through "
+            "its last norm in the last block, and the lens has no final norm to read others by"
+        )
     tokens = to_tokens(model, text, caller="lens_by_depth")
     names = [f"blocks.{i}.hook_resid_pre" for i in range(len(model.blocks))]
     names.append(f"blocks.{len(model.blocks) - 1}.hook_resid_post")

@@ -251,7 +251,8 @@ def record(
 
     Raises:
         WiringError: A block whose writes the library does not know.
-        LedgerError: A block that skips or repeats a write of its wiring.
+        LedgerError: A block that skips or repeats a write of its wiring, or a model in train mode
+            whose dropout stands between a write and the stream.
         ValueError: Empty or over-long text, token ids outside the vocabulary, texts of unequal
             length, text given to a model without tokenizer.
         IndexError: A position outside the text.
@@ -269,6 +270,9 @@ def record(
     hooks, activations = keep_activations(model, wiring, units, kept)
     with torch.no_grad(), model.hooks(fwd_hooks=[*hooks, *ledger.hooks()]):
         model(tokens, return_type=None)
+    blocks = ledger.blocks()
+    if not all(block.ok for block in blocks):
+        _require_no_dropout(model)
     return ResidualStream(
         model=model,
         tokens=tokens,
@@ -276,7 +280,7 @@ def record(
         writes=ledger.writes,
         top=ledger.top,
         wiring=wiring,
-        blocks=ledger.blocks(),
+        blocks=blocks,
         activations=activations,
     )
 
@@ -286,3 +290,13 @@ def _stream_dtype(model: TransformerBridge) -> torch.dtype | None:
     config = getattr(getattr(model, "original_model", None), "config", None)
     fine = getattr(config, "residual_in_fp32", False) and model.cfg.dtype.itemsize < 4
     return torch.float32 if fine else None
+
+
+def _require_no_dropout(model: TransformerBridge) -> None:
+    """Name what most likely keeps a ledger open: nobody means to record a model in train mode."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Dropout) and module.training and module.p > 0:
+            raise LedgerError(
+                f"record: the model is in train mode, and its dropout ({name}) changes what is "
+                "written on the way to the stream; call model.eval()"
+            )
