@@ -126,7 +126,9 @@ def test_what_a_sheet_says_is_closed_is_closed(name):
 
 
 def test_a_closed_module_closes_what_a_chapter_imports_from_it():
+    tools = str(ROOT / "tools")
     code = (
+        f"import sys; sys.path.append({tools!r})\n"
         "import torch; from course.inside import _close; _close(['growth', 'stream_norms'])\n"
         "from residual_stream import rounding, stream_norms\n"
         "from residual_stream.growth import fit_growth\n"
