@@ -25,6 +25,10 @@ def _variant_style(name: str) -> dict[str, object]:
     return {"color": PALETTE[key], "linestyle": "-" if "LN" in name else "--", "label": name}
 
 
+#: Singular values below this are rounding of a float32 matrix whose largest are 10 to 100.
+ROUNDED = 1e-4
+
+
 @styled
 def spectra(ordinary: Sequence[BlockJacobian], start: Sequence[BlockJacobian]) -> Figure:
     """Draw the singular values of blocks' Jacobians, at an ordinary position and at position 0.
@@ -42,7 +46,7 @@ def spectra(ordinary: Sequence[BlockJacobian], start: Sequence[BlockJacobian]) -
         (axes[1], start, "position 0", "position 0"),
     ):
         x = np.arange(len(some))
-        values = np.stack([one.singular_values.cpu().numpy() for one in some])
+        values = np.stack([one.singular_values.cpu().numpy() for one in some]).clip(min=ROUNDED)
         low, five, middle, most, high = np.quantile(values, [0, 0.05, 0.5, 0.95, 1], axis=1)
         ax.vlines(x, low, high, color=PALETTE[key], alpha=0.35, linewidth=4)
         ax.vlines(x, five, most, color=PALETTE[key], linewidth=4)
@@ -51,6 +55,7 @@ def spectra(ordinary: Sequence[BlockJacobian], start: Sequence[BlockJacobian]) -
         ax.axhline(1, color=PALETTE["other"], linewidth=0.8, linestyle="--")
         ax.set_yscale("log")
         ax.set_xlabel(f"layer, at {name}")
+    axes[0].set_ylim(bottom=ROUNDED)
     axes[0].set_ylabel("singular values (log axis)")
     return figure
 

@@ -238,8 +238,8 @@ def removals(
     left.set_xlim(-1, len(values) / 2 + 3)
     places = np.arange(len(split))
     at_first, elsewhere = np.array(list(split.values())).T
-    right.barh(places + 0.2, at_first, height=0.38, color=PALETTE["position 0"])
-    right.barh(places - 0.2, elsewhere, height=0.38, color=PALETTE["stream"])
+    right.barh(places + 0.15, at_first, height=0.2, color=PALETTE["position 0"])
+    right.barh(places - 0.15, elsewhere, height=0.2, color=PALETTE["stream"])
     names = [label.removesuffix("_out").replace("_", " ") for label in split]
     right.set_yticks(places, names)
     right.set_xscale("log")
