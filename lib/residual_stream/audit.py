@@ -252,7 +252,29 @@ def ledger_state(
         >>> writes[1].add_(1.0).shape, ledger_state(writes, top, []) == before
         (torch.Size([1, 1, 4]), False)
     """
-    if writes.is_inference() or top.is_inference():
+    state = tensor_state([writes, top])
+    return None if state is None else (*state, tuple(blocks))
+
+
+def tensor_state(tensors: Sequence[Tensor | None]) -> tuple[object, ...] | None:
+    """Return what is equal while tensors are the same and unchanged, as far as PyTorch counts.
+
+    Args:
+        tensors: The tensors, None for one that is not there.
+
+    Returns:
+        Addresses, kinds, shapes and counters; None where a tensor of inference mode, whose changes
+        are not counted, is among them.
+
+    Example:
+        >>> x = torch.zeros(3)
+        >>> before = tensor_state([x, None])
+        >>> before == tensor_state([x, None]), before == tensor_state([x.add_(1.0), None])
+        (True, False)
+    """
+    if any(t is not None and t.is_inference() for t in tensors):
         return None
-    counted = ((t.data_ptr(), t.shape, t.stride(), t._version) for t in (writes, top))
-    return (*counted, tuple(blocks))
+    return tuple(
+        t if t is None else (t.data_ptr(), t.dtype, t.shape, t.stride(), t._version)
+        for t in tensors
+    )

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .audit import tensor_state
 from .rerun import skipped_blocks
 from .wiring import final_norm
 
@@ -228,7 +229,8 @@ def read_readout(model: TransformerBridge) -> Readout:
     b_U = getattr(model.unembed.original_component, "bias", None)
     multiplier, soft_cap = _after_unembedding(model)
     eps = float(getattr(norm, "variance_epsilon", getattr(norm, "eps", model.cfg.eps)))
-    state = _state([weight, bias, W_U, b_U], (multiplier, soft_cap, eps))
+    weights = tensor_state([weight, bias, W_U, b_U])
+    state = None if weights is None else (*weights, multiplier, soft_cap, eps)
     if model in _READ and state is not None and _READ[model][0] == state:
         return _READ[model][1]
     readout = Readout(
@@ -246,14 +248,6 @@ def read_readout(model: TransformerBridge) -> Readout:
         _CHECKED.add(model)
     _READ[model] = (state, readout)
     return readout
-
-
-def _state(weights: list[Tensor | None], others: object) -> object | None:
-    """What is equal while weights are unchanged; None where PyTorch does not count changes."""
-    if any(w is not None and w.is_inference() for w in weights):
-        return None
-    counted = [w if w is None else (w.data_ptr(), w.dtype, w.shape, w._version) for w in weights]
-    return counted, others
 
 
 def own_logits(
